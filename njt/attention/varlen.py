@@ -1,0 +1,261 @@
+"""Attention inside each sequence of a packed batch: one public function, one operator, a table of backends.
+
+query (total_q, H, D), key (total_k, Hk, D), value (total_k, Hk, Dv), offsets (B + 1,), lengths (B,) or None
+-> (total_q, H, Dv). Plain tensors only: nested arguments are mapped by `sdpa`. Eager calls go straight to the
+backend; traced calls go through `torch.ops.njt.varlen_attention`, which is opaque to the tracer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from njt.attention import varlen_backends
+from njt.attention.varlen_call import Call
+from njt.attention.varlen_math import attention as math_attention
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    *,
+    q_lengths: Tensor | None = None,
+    k_lengths: Tensor | None = None,
+    max_q: int,
+    max_k: int,
+    host_q: tuple[int, ...] | None = None,
+    host_k: tuple[int, ...] | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Scaled dot product attention where query i of sequence b sees the keys of sequence b only.
+
+    Args:
+        query: (total_q, H, D), any strides; rows that belong to no sequence are not read.
+        key: (total_k, Hk, D); value: (total_k, Hk, Dv).
+        q_offsets: (B + 1,) int32 or int64, start of each sequence; k_offsets alike. The very same tensor for
+            both says that the lengths agree.
+        q_lengths: (B,) rows in use, where there are gaps between sequences; k_lengths alike. Without them
+            the sequences must cover all rows.
+        max_q: at least the longest query sequence; max_k alike.
+        host_q: the query lengths as Python ints, if known; host_k alike.
+        is_causal: query i sees keys 0..i of its sequence, also where the lengths differ.
+        scale: factor of the scores. Default: 1 / sqrt(D).
+        dropout_p: probability to drop a weight.
+        enable_gqa: Hk may divide H.
+    Returns:
+        (total_q, H, Dv), new memory; 0 in rows of no sequence and where a sequence has no keys.
+    Raises:
+        RuntimeError: ranks, heads, head sizes, dtypes or devices that don't fit.
+    """
+    _check(query, key, value, enable_gqa)
+    width, width_v = query.shape[-1], value.shape[-1]
+    if scale is None:
+        scale = float(width) ** -0.5
+    same = (q_offsets is k_offsets and q_lengths is k_lengths) or (
+        host_q is not None and host_q == host_k
+    )
+    backend = varlen_backends.choose(
+        query.device, query.dtype, int(max(width, width_v)), is_causal and not same, dropout_p > 0.0
+    )
+    if query.device.type == "cuda":
+        if q_lengths is None and host_q is not None and sum(host_q) != query.shape[0]:
+            q_lengths = q_offsets.diff()
+        if k_lengths is None and host_k is not None and sum(host_k) != key.shape[0]:
+            k_lengths = k_offsets.diff()
+    call = Call(
+        q_offsets,
+        k_offsets,
+        q_lengths,
+        k_lengths,
+        max_q,
+        max_k,
+        is_causal,
+        scale,
+        dropout_p,
+        backend,
+    )
+    if backend == "math":
+        return math_attention(query, key, value, call)
+    full = varlen_backends.padded_width(backend, max(width, width_v))
+    if width != full:
+        query, key = F.pad(query, (0, full - width)), F.pad(key, (0, full - width))
+    if width_v != full:
+        value = F.pad(value, (0, full - width_v))
+    if _direct(query, key, value):
+        if torch.is_grad_enabled() and (
+            query.requires_grad or key.requires_grad or value.requires_grad
+        ):
+            out = _Varlen.apply(query, key, value, call)
+        else:
+            out = varlen_backends.forward(query, key, value, call)[0]
+    else:
+        out = torch.ops.njt.varlen_attention(query, key, value, *call)[0]
+    return out if width_v == full else out[..., :width_v]
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    shapes = query.shape, key.shape, value.shape
+    if not (query.dtype == key.dtype == value.dtype and query.device == key.device == value.device):
+        came = ", ".join(f"{x.dtype} on {x.device}" for x in (query, key, value))
+        raise RuntimeError(
+            f"scaled_dot_product_attention(): got query, key and value of {came}. Expected one dtype and one "
+            f"device. Convert them: key.to(query)."
+        )
+    if not len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 3:
+        problem = "three packed tensors of shape (rows, heads, head size)"
+    elif shapes[0][2] != shapes[1][2]:
+        problem = "query and key of one head size"
+    elif shapes[1][:2] != shapes[2][:2]:
+        problem = "key and value of the same rows and heads"
+    elif shapes[0][1] != shapes[1][1] and not enable_gqa:
+        problem = "as many heads of key and value as of query, or enable_gqa=True"
+    elif shapes[1][1] == 0 or shapes[0][1] % shapes[1][1]:
+        problem = "heads of query that are a multiple of the heads of key and value"
+    else:
+        return
+    came = ", ".join(str(tuple(s)) for s in shapes)
+    raise RuntimeError(
+        f"scaled_dot_product_attention(): got packed query, key and value {came}. Expected {problem}. "
+        f"Reshape them to (rows, heads, head size) that agree."
+    )
+
+
+def _direct(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the operator can be skipped: nobody watches, nobody traces."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(query) in _PLAIN
+        and type(key) in _PLAIN
+        and type(value) in _PLAIN
+        and not is_in_torch_dispatch_mode()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _differentiable_gradients(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, call: Call
+) -> tuple[Tensor | None, ...]:
+    """The gradients as a function that autograd can differentiate again, by the math backend."""
+    if call.dropout_p:
+        raise NotImplementedError(
+            "scaled_dot_product_attention(): got a second derivative with dropout_p > 0. Expected "
+            "dropout_p=0.0. Drop create_graph=True, or the dropout."
+        )
+    with torch.enable_grad():
+        inputs = [x.view_as(x) for x in (query, key, value)]
+        wanted = [x for x in inputs if x.requires_grad]
+        out = math_attention(*inputs, call)
+        found = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
+    return tuple(next(found) if x.requires_grad else None for x in inputs)
+
+
+class _Varlen(torch.autograd.Function):
+    """The eager path: the backend's forward and backward, without the operator between."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        out, *rest = varlen_backends.forward(query, key, value, call)
+        ctx.save_for_backward(query, key, value, out, *rest)
+        ctx.call = call
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *rest = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_differentiable_gradients(grad_out, query, key, value, ctx.call), None
+        return *varlen_backends.backward(grad_out, query, key, value, *rest, ctx.call), None
+
+
+_ARGS = (
+    "Tensor query, Tensor key, Tensor value, {0}Tensor q_offsets, Tensor k_offsets, Tensor? q_lengths, "
+    "Tensor? k_lengths, SymInt max_q, SymInt max_k, bool is_causal, float scale, float dropout_p, str backend"
+)
+_STATE = "Tensor out, Tensor logsumexp, Tensor seed, Tensor seed_offset, "
+
+_library = torch.library.Library("njt", "FRAGMENT")
+_library.define(
+    f"varlen_attention({_ARGS.format('')}) -> (Tensor out, Tensor logsumexp, Tensor seed, Tensor seed_offset)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    f"varlen_attention_backward(Tensor grad_out, {_ARGS.format(_STATE)}) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _forward_kernel(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    call = Call(*rest)
+    out, logsumexp, *seeds = varlen_backends.forward(query, key, value, call)
+    # an operator always returns the same number of tensors, each its own memory
+    return out, logsumexp, *(seeds or varlen_backends.no_seeds(query))
+
+
+def _backward_kernel(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    seed_offset: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    grads = varlen_backends.backward(
+        grad_out, query, key, value, out, logsumexp, seed, seed_offset, Call(*rest)
+    )
+    return tuple(g.contiguous() for g in grads)
+
+
+def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return varlen_backends.fake_forward(query, key, value, Call(*rest))
+
+
+def _backward_fake(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    query, key, value, q_offsets, k_offsets, q_lengths, k_lengths, *plain = inputs
+    ctx.save_for_backward(query, key, value, q_offsets, k_offsets, q_lengths, k_lengths, *output)
+    ctx.plain = plain
+    ctx.set_materialize_grads(False)
+
+
+def _backward_formula(
+    ctx: Any, grad_out: Tensor | None, *unused: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    query, key, value, q_offsets, k_offsets, q_lengths, k_lengths, *state = ctx.saved_tensors
+    nothing = (None,) * (4 + len(ctx.plain))
+    if grad_out is None:
+        return (None, None, None, *nothing)
+    call = Call(q_offsets, k_offsets, q_lengths, k_lengths, *ctx.plain)
+    if torch.is_grad_enabled():
+        return (*_differentiable_gradients(grad_out, query, key, value, call), *nothing)
+    grads = torch.ops.njt.varlen_attention_backward(grad_out, query, key, value, *state, *call)
+    return (*grads, *nothing)
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("varlen_attention", _forward_kernel, _key)
+    _library.impl("varlen_attention_backward", _backward_kernel, _key)
+torch.library.register_fake("njt::varlen_attention", _forward_fake, lib=_library)
+torch.library.register_fake("njt::varlen_attention_backward", _backward_fake, lib=_library)
+torch.library.register_autograd(
+    "njt::varlen_attention", _backward_formula, setup_context=_setup_context, lib=_library
+)

@@ -1,0 +1,157 @@
+"""The table of attention backends: what each one takes, and its forward, backward and fake.
+
+The first row whose conditions hold is used; `force` picks one by name. A backend's forward gives
+(out, logsumexp) or (out, logsumexp, seed, seed_offset); its backward takes them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from njt.attention import varlen_cpu, varlen_cuda
+from njt.attention.varlen_call import Call
+
+
+class Request(NamedTuple):
+    """What the conditions may ask about: nothing that needs a look at the device's data."""
+
+    device: torch.device
+    dtype: torch.dtype
+    width: int  # the larger of both head sizes
+    top_left: bool  # causal, and the lengths of queries and keys may differ
+    dropout: bool
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One row of the table. `takes` lists its conditions by name, so that a refusal can be explained."""
+
+    name: str
+    takes: dict[str, Callable[[Request], bool]]
+    forward: Callable[[Tensor, Tensor, Tensor, Call], tuple[Tensor, ...]] | None
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None
+    multiple: int = 1  # the head size is padded to a multiple of this
+
+    def refusal(self, request: Request) -> str | None:
+        """The first condition that does not hold, or None."""
+        return next((name for name, holds in self.takes.items() if not holds(request)), None)
+
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_HALF = (torch.bfloat16, torch.float16)
+
+BACKENDS = (
+    Backend(
+        "flash_cpu",
+        {
+            "on CPU": lambda r: r.device.type == "cpu",
+            "a floating dtype": lambda r: r.dtype in _FLOATS,
+            "no dropout": lambda r: not r.dropout,
+            "flash enabled": lambda r: torch.backends.cuda.flash_sdp_enabled(),
+        },
+        varlen_cpu.forward,
+        varlen_cpu.backward,
+    ),
+    Backend(
+        "flash",
+        {
+            "on CUDA": lambda r: r.device.type == "cuda",
+            "half precision": lambda r: r.dtype in _HALF,
+            "head size up to 256": lambda r: r.width <= 256,
+            "equal lengths if causal": lambda r: not r.top_left,
+            "flash enabled": lambda r: torch.backends.cuda.flash_sdp_enabled(),
+            "a GPU that has it": lambda r: varlen_cuda.has_flash(r.device),
+        },
+        varlen_cuda.flash_forward,
+        varlen_cuda.flash_backward,
+        multiple=8,
+    ),
+    Backend(
+        "efficient",
+        {
+            "on CUDA": lambda r: r.device.type == "cuda",
+            "32 bits or fewer": lambda r: r.dtype in (torch.float32, *_HALF),
+            "efficient enabled": lambda r: torch.backends.cuda.mem_efficient_sdp_enabled(),
+        },
+        varlen_cuda.efficient_forward,
+        varlen_cuda.efficient_backward,
+        multiple=8,
+    ),
+    Backend("math", {}, None, None),
+)
+_BY_NAME = {backend.name: backend for backend in BACKENDS}
+_forced: list[str] = []
+
+
+@contextmanager
+def force(name: str) -> Iterator[None]:
+    """Within the context every call uses the backend `name`, or is refused with the reason."""
+    if name not in _BY_NAME:
+        raise ValueError(f"force(): got {name!r}. Expected one of {', '.join(_BY_NAME)}.")
+    _forced.append(name)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+@torch.compiler.assume_constant_result  # a tracer keeps the name, and doesn't look at torch's switches
+def choose(
+    device: torch.device, dtype: torch.dtype, width: int, top_left: bool, dropout: bool
+) -> str:
+    """Name of the first backend that takes such a call; the arguments are the fields of `Request`."""
+    request = Request(device, dtype, width, top_left, dropout)
+    if _forced:
+        reason = _BY_NAME[_forced[-1]].refusal(request)
+        if reason is None:
+            return _forced[-1]
+        raise RuntimeError(
+            f"scaled_dot_product_attention(): backend {_forced[-1]!r} was forced, but it needs: {reason}. "
+            f"Expected another backend. Leave the choice to the table."
+        )
+    for backend in BACKENDS:
+        if backend.refusal(request) is None:
+            return backend.name
+    raise AssertionError("the last backend takes everything")
+
+
+def padded_width(name: str, width: int) -> int:
+    """The head size that the backend is called with."""
+    multiple = _BY_NAME[name].multiple
+    return width if multiple == 1 else -(-width // multiple) * multiple
+
+
+def forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, ...]:
+    """Runs the chosen backend."""
+    run = _BY_NAME[call.backend].forward
+    assert run is not None
+    return run(query, key, value, call)
+
+
+def backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object
+) -> tuple[Tensor, ...]:
+    """Runs the backward of the backend that ran the forward; rest: out, logsumexp, [seeds], call."""
+    *state, call = rest
+    assert isinstance(call, Call)
+    run = _BY_NAME[call.backend].backward
+    assert run is not None
+    return run(grad_out, query, key, value, *state, call)
+
+
+def no_seeds(query: Tensor) -> tuple[Tensor, Tensor]:
+    """Stand-ins where a backend draws no random numbers."""
+    return query.new_empty(0, dtype=torch.int64), query.new_empty(0, dtype=torch.int64)
+
+
+def fake_forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, ...]:
+    """Shapes of the forward's results, each from nothing but shapes."""
+    shapes = varlen_cuda.fake_state if query.device.type == "cuda" else varlen_cpu.fake_state
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    return out, *shapes(query, call)
