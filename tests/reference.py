@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,7 +144,7 @@ def _over(values: Tensor, x: Tensor) -> Tensor:
 def _cut(values: Tensor, x: Tensor) -> list[Tensor]:
     """The rows of each component of `x` in a tensor of its values' shape; differentiable."""
     starts, lengths = x.offsets().tolist(), x.lengths()
-    sizes = [b - a for a, b in zip(starts, starts[1:])] if lengths is None else lengths.tolist()
+    sizes = [b - a for a, b in itertools.pairwise(starts)] if lengths is None else lengths.tolist()
     return [values.narrow(x.ragged_dim - 1, a, n) for a, n in zip(starts, sizes)]
 
 
@@ -212,7 +213,9 @@ def _check_dense(
         return []
     wanted = join(parts)
     _close(where, out, wanted, tolerance)
-    return [_Pair(where, out, [wanted], lambda v: [v])] if _differentiable(where, out, parts) else []
+    return (
+        [_Pair(where, out, [wanted], lambda v: [v])] if _differentiable(where, out, parts) else []
+    )
 
 
 def _lengths(x: Tensor) -> list[int]:
@@ -250,7 +253,9 @@ def _check_gradients(
         for piece in p.cut(cotangent):  # rows in gaps stay 0
             piece.copy_(torch.randn_like(piece))
         cotangents.append(cotangent.detach().requires_grad_(gradgrad))
-    their_cotangents = [c.detach().requires_grad_(gradgrad) for p, g in zip(pairs, cotangents) for c in p.cut(g)]
+    their_cotangents = [
+        c.detach().requires_grad_(gradgrad) for p, g in zip(pairs, cotangents) for c in p.cut(g)
+    ]
     leafy = [o for o in operands if o.leaf is not None and o.leaf.requires_grad]
     ours = _vjp([p.ours for p in pairs], [o.leaf for o in leafy], cotangents, gradgrad)
     theirs = _vjp(
@@ -337,9 +342,7 @@ class Case:
         return self.name
 
 
-def run_case(
-    case: Case, layout: Layout = USUAL, *, device: str = "cpu", **options: Any
-) -> None:
+def run_case(case: Case, layout: Layout = USUAL, *, device: str = "cpu", **options: Any) -> None:
     """Checks one case on one layout; `options` go before those of the case."""
     x = sample(layout, case.features, case.dtype, device=device, positive=case.positive)
     others = case.others(x)

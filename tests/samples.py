@@ -6,7 +6,7 @@ Rows in gaps hold NaN (integers: the largest), so that reading one shows in valu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from hypothesis import strategies as st
@@ -134,7 +134,7 @@ def components(x: Tensor) -> list[Tensor]:
     """Copies of the components of a nested tensor, cut by hand: no operator of ours decides what is right."""
     starts = x.offsets().tolist()
     lengths = x.lengths()
-    sizes = [b - a for a, b in zip(starts, starts[1:])] if lengths is None else lengths.tolist()
+    sizes = [b - a for a, b in pairwise(starts)] if lengths is None else lengths.tolist()
     values = x.values().detach()
     return [values.narrow(x.ragged_dim - 1, a, n).clone() for a, n in zip(starts, sizes)]
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
 from torch import Tensor
 
 import njt
 from tests.reference import Case, PerComponent, check_against_components, grid, run_case
 from tests.samples import BY_NAME, USUAL, components, layouts, sample
-from hypothesis import given
 
 
 class _WrongBackward(torch.autograd.Function):
@@ -30,7 +30,9 @@ def _rebuilt(x: Tensor, values: Tensor, offsets: Tensor | None = None) -> Tensor
     return njt.nested_tensor_from_jagged(values, x.offsets() if offsets is None else offsets)
 
 
-def _if_nested(wrong: Callable[[Tensor], Any], right: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+def _if_nested(
+    wrong: Callable[[Tensor], Any], right: Callable[[Tensor], Any]
+) -> Callable[[Tensor], Any]:
     return lambda x: wrong(x) if x.is_nested else right(x)
 
 
@@ -41,7 +43,9 @@ def _double(x: Tensor) -> Tensor:
 WRONG = {
     "another value": (_if_nested(lambda x: x * 2.01, _double), "component 0"),
     "one wrong component": (
-        _if_nested(lambda x: _rebuilt(x, torch.cat([x.values()[:-1] * 2, x.values()[-1:] * 3])), _double),
+        _if_nested(
+            lambda x: _rebuilt(x, torch.cat([x.values()[:-1] * 2, x.values()[-1:] * 3])), _double
+        ),
         "component 2",
     ),
     "no gradient": (_if_nested(lambda x: x.detach() * 2, _double), "requires_grad"),
@@ -135,7 +139,12 @@ def test_reading_a_gap_shows() -> None:
 
 CASES = [
     Case("add a scalar", lambda x: x + 1),
-    Case("multiply by a row", lambda x, w: x * w, lambda x: (torch.randn(4),), options={"gradgrad": True}),
+    Case(
+        "multiply by a row",
+        lambda x, w: x * w,
+        lambda x: (torch.randn(4),),
+        options={"gradgrad": True},
+    ),
     Case("a nested operand", lambda x, y: x * y, lambda x: (x.detach() + 1,)),
     Case(
         "a row for each component",
