@@ -1,0 +1,167 @@
+"""The only room that names torch's private parts. Each entry says what for and what happens without it.
+
+May import torch only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
+
+try:  # base class: Dynamo takes a nested tensor only if it is an instance of torch's own class
+    from torch.nested._internal import nested_tensor as _torch_nested
+    from torch.nested._internal.nested_int import NestedIntNode
+
+    BASE: type = _torch_nested.NestedTensor
+except ImportError:  # pragma: no cover - a torch without its jagged class: eager works, compile doesn't
+    _torch_nested = None  # type: ignore[assignment]
+    BASE = Tensor
+
+try:  # keeps size expressions out of the traced graph until they are used; without it: more nodes
+    from torch.fx.experimental.proxy_tensor import maybe_enable_thunkify
+except ImportError:  # pragma: no cover
+    maybe_enable_thunkify = contextlib.nullcontext  # type: ignore[assignment,misc]
+
+NESTED_KEYS = DispatchKeySet(DispatchKey.NestedTensor).add(DispatchKey.AutogradNestedTensor)
+COMPOSITE_KEYS = (
+    DispatchKey.CompositeImplicitAutogradNestedTensor,
+    DispatchKey.CompositeImplicitAutograd,
+)
+
+_get_mode = torch._C._get_dispatch_mode
+_PROXY_MODE = torch._C._TorchDispatchModeKey.PROXY
+
+
+def make_wrapper(
+    cls: type,
+    size: tuple[Any, ...],
+    strides: tuple[Any, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool,
+) -> Any:
+    """A wrapper with nested keys whose sizes C++ answers (policy "strides": `.shape` at half the cost).
+
+    `storage_size` is given so that torch does not multiply ragged sizes to find it.
+    """
+    return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        cls,
+        size,
+        strides,
+        0,
+        torch.contiguous_format,
+        dtype,
+        torch.jagged,
+        device,
+        False,
+        requires_grad,
+        "strides",
+        False,
+        True,
+        NESTED_KEYS,
+        storage_size=0,
+    )
+
+
+def is_fake(x: Any) -> bool:
+    """Whether `x` holds no data: traced by a compiler, a FakeTensor mode, or on the meta device."""
+    return isinstance(mb_unwrap_functional_tensor(x), FakeTensor) or x.device.type == "meta"
+
+
+def fake_tensor(x: Tensor) -> FakeTensor | None:
+    """The FakeTensor under `x`, through functionalization, or None."""
+    plain = mb_unwrap_functional_tensor(x)
+    return plain if isinstance(plain, FakeTensor) else None
+
+
+def ragged_size_of(source: Tensor) -> torch.SymInt:
+    """The symbolic size that stands for "as long as `source` says", one per source tensor.
+
+    Registered where torch's fake-tensor code looks for it, so that compiled graphs see the same symbol.
+    """
+    plain = mb_unwrap_functional_tensor(source)
+    if isinstance(plain, FakeTensor):
+        return plain.get_nested_int(coeff=1)  # type: ignore[return-value]
+    registry = _torch_nested._tensor_symint_registry
+    size = registry.get(plain)
+    if size is None:
+        size = torch.SymInt(NestedIntNode(_torch_nested._tensor_id_counter, 1))
+        _torch_nested._tensor_id_counter += 1
+        registry[plain] = size
+    return size
+
+
+def is_ragged_size(size: Any) -> bool:
+    """Whether `size` is the symbolic ragged size of some nested tensor."""
+    return isinstance(size, torch.SymInt) and size.node.is_nested_int()
+
+
+def same_ragged_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are the same symbol; never a guard, never a look at data."""
+    if a is b:
+        return True
+    if not (isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt)):
+        return False
+    na, nb = a.node, b.node
+    plain_a, plain_b = not na.is_symbolic(), not nb.is_symbolic()
+    if plain_a or plain_b:
+        return plain_a and plain_b and na.nested_int() == nb.nested_int()
+    return bool(na.expr == nb.expr)
+
+
+def tie(outer: Any, inner: Any) -> None:
+    """Makes a traced outer size an alias of the inner size it is derived from.
+
+    Dynamo tracks sources of inner tensors only; without this, guards on outer sizes are lost.
+    """
+    if isinstance(outer, torch.SymInt) and isinstance(inner, torch.SymInt):
+        env, symbol, expr = outer.node.shape_env, outer.node._expr, inner.node.expr
+        if (
+            symbol.is_Symbol
+            and symbol not in env.replacements
+            and symbol not in expr.free_symbols
+        ):
+            env._set_replacement(symbol, expr, "njt: outer size derived from inner size")
+
+
+def remember_fake_size(source: Tensor, size: Any) -> None:
+    """Gives fake offsets the ragged size that the tracer chose for them."""
+    if isinstance(source, FakeTensor):
+        source.nested_int_memo = size
+
+
+def proxy_tracing() -> bool:
+    """Whether a graph is being recorded below us (AOTAutograd, make_fx, non-strict export)."""
+    return _get_mode(_PROXY_MODE) is not None
+
+
+def mark_dynamic(x: Tensor, dims: set[int]) -> None:
+    """Tells Dynamo that these dims vary from batch to batch, as a hint and not as a demand."""
+    x._dynamo_propagated_dynamic_indices = dims  # type: ignore[attr-defined]
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is running the present code."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def redispatch_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a composite operator's own decomposition with autograd on; NotImplemented if it has none."""
+    for key in COMPOSITE_KEYS:
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+            with torch.overrides.enable_reentrant_dispatch():
+                return func._op_dk(key, *args, **kwargs)
+    return NotImplemented
+
+
+def has_composite(func: Any) -> bool:
+    """Whether `redispatch_composite` would find a decomposition."""
+    return any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in COMPOSITE_KEYS
+    )

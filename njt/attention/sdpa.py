@@ -1,0 +1,180 @@
+"""F.scaled_dot_product_attention on nested query, key, value: shapes and arguments mapped to packed rows.
+
+query (B, H, j1, D), key (B, Hk, j2, D), value (B, Hk, j2, Dv), ragged in dim -2 -> (B, H, j1, Dv); heads may be
+missing. May import bridge, tensor, errors and the rest of attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from njt import bridge, errors
+from njt.attention.varlen import varlen_attention
+from njt.registry import declare, declare_function, FromHandler
+from njt.tensor import NestedTensor
+
+_OP = "scaled_dot_product_attention"
+
+
+@torch.compiler.allow_in_graph
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Attention of each sequence to its own keys.
+
+    Args:
+        query: nested (B, H, j1, D) or (B, j1, D), ragged in the second last dim.
+        key, value: nested, alike; may have other lengths than the query (cross attention).
+        attn_mask: dense bool or floating mask that broadcasts to (B, H, max_seqlen, max_seqlen), cut to each
+            sequence; runs sequence by sequence.
+        is_causal: query i sees keys 0..i of its sequence.
+    Returns:
+        nested (B, H, j1, Dv) with the structure of the query.
+    Raises:
+        TypeError: some of query, key, value are nested and some dense.
+        RuntimeError: ragged dims, batch sizes or lengths of key and value that don't fit.
+    """
+    nested = [isinstance(t, NestedTensor) for t in (query, key, value)]
+    if not all(nested):
+        came = ", ".join(errors.describe(t) for t in (query, key, value))
+        raise errors.bad_type(
+            _OP, came, "all three nested", "Make the dense ones nested: njt.as_nested_tensor(x)."
+        )
+    _check(query, key, value)
+    if query.dim() > 3 and query._ragged_dim == 1:  # heads are the sequence, tokens the batch
+        out = F.scaled_dot_product_attention(
+            bridge.values(query),
+            bridge.values(_following(key, query)),
+            bridge.values(_following(value, query)),
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+        return bridge.wrap(out, query._structure, 1, query)
+    value = _following(value, key)
+    same = query._structure is key._structure or bool(
+        query._structure.same_layout(key._structure)
+    )
+    if same and key._structure is not query._structure:
+        key, value = _following(key, query), _following(value, query)
+    if attn_mask is not None:
+        return _per_sequence(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+    a, b = query._structure, key._structure
+    out = varlen_attention(
+        _rows(query),
+        _rows(key),
+        _rows(value),
+        a.offsets,
+        b.offsets,
+        q_lengths=a.lengths,
+        k_lengths=b.lengths,
+        max_q=a.max_seqlen,
+        max_k=b.max_seqlen,
+        host_q=_host(query),
+        host_k=_host(key),
+        is_causal=is_causal,
+        scale=scale,
+        dropout_p=dropout_p,
+        enable_gqa=enable_gqa,
+    )
+    packed = out.transpose(0, 1) if query.dim() == 4 else out.squeeze(1)
+    return bridge.wrap(packed, a, query._ragged_dim, query)
+
+
+def _check(query: NestedTensor, key: NestedTensor, value: NestedTensor) -> None:
+    if any(t.dim() != query.dim() for t in (key, value)) or query.dim() not in (3, 4):
+        came = ", ".join(errors.describe(t) for t in (query, key, value))
+        raise errors.bad_shape(
+            _OP, came, "(B, H, j1, D) or (B, j1, D) alike for all three", "Split the heads first."
+        )
+    for t in (query, key, value):
+        if t._ragged_dim not in (1, t.dim() - 2) or t._ragged_dim != query._ragged_dim:
+            raise errors.bad_shape(
+                _OP,
+                f"{errors.describe(t)}, ragged in dim {t._ragged_dim}",
+                "the ragged dim second last, as (B, H, j1, D)",
+                "Transpose heads and sequence: x.transpose(1, 2).",
+            )
+    if not query._structure.batch_size == key._structure.batch_size:
+        raise errors.bad_shape(
+            _OP,
+            f"{errors.describe(query)} and {errors.describe(key)}",
+            "one batch size",
+            "Check the batches.",
+        )
+
+
+def _following(t: NestedTensor, leader: NestedTensor) -> NestedTensor:
+    if t._structure is leader._structure:
+        return t
+    aligned = bridge.align(t, leader, _OP)
+    if not isinstance(aligned, NestedTensor):
+        raise errors.different_structures(_OP, leader, t)
+    return aligned
+
+
+def _rows(t: NestedTensor) -> Tensor:
+    """(total_length, H, D), a view."""
+    packed = bridge.values(t)
+    return packed.transpose(0, 1) if packed.dim() == 3 else packed.unsqueeze(1)
+
+
+def _host(t: NestedTensor) -> tuple[int, ...] | None:
+    structure = t._structure
+    if structure.is_traced or structure.offsets.device.type != "cpu":
+        return None
+    return structure.host_lengths()
+
+
+def _per_sequence(
+    query: NestedTensor,
+    key: NestedTensor,
+    value: NestedTensor,
+    mask: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> NestedTensor:
+    """A loop of dense calls, the mask cut to each sequence."""
+    if bridge.is_traced(query):
+        raise errors.unsupported(
+            _OP,
+            "attn_mask in a compiled graph",
+            "no mask, or is_causal=True",
+            "Run the attention outside of the graph, or use a block mask.",
+        )
+    full = mask.expand(query._structure.batch_size, *mask.shape[1:]) if mask.dim() == query.dim() else None
+    outs = []
+    for i, (q, k, v) in enumerate(zip(query.unbind(), key.unbind(), value.unbind())):
+        cut = (mask if full is None else full[i])[..., : q.shape[-2], : k.shape[-2]]
+        outs.append(
+            F.scaled_dot_product_attention(
+                q[None], k[None], v[None], cut[None] if cut.dim() == q.dim() else cut,
+                dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
+            )[0]
+        )
+    packed = torch.cat(outs, dim=query._ragged_dim - 1)
+    return bridge.wrap(packed, query._structure.compact(), query._ragged_dim, query)
+
+
+declare_function(scaled_dot_product_attention, F.scaled_dot_product_attention)
+declare(
+    torch.ops.aten.scaled_dot_product_attention.default,
+    FromHandler(scaled_dot_product_attention),
+)

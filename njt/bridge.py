@@ -1,0 +1,183 @@
+"""Between packed values and NestedTensor, both ways and differentiable: each is the other's backward.
+
+`values` and `nested_view` are views for autograd; `wrap` is the short way for values that nobody else
+holds. `align` gives a second operand the structure of the first. May import tensor, structure, errors,
+_compat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from njt import _compat, errors, tensor
+from njt.structure import Structure
+from njt.tensor import NestedTensor
+
+aten = torch.ops.aten
+_no_function = torch._C.DisableTorchFunctionSubclass
+
+
+def values(x: NestedTensor) -> Tensor:
+    """The packed values of `x`, differentiable; gap rows included, their gradient is zero."""
+    if x.requires_grad and torch.is_grad_enabled():
+        with _no_function():
+            return aten._nested_get_values.default(x)
+    return x._values
+
+
+def nested_view(
+    values: Tensor, structure: Structure, ragged_dim: int = 1, like: NestedTensor | None = None
+) -> NestedTensor:
+    """A nested tensor that is a view of `values` for autograd: writes through either are seen by both."""
+    dummy = _dummy() if like is None else like
+    with _no_function():
+        return aten._nested_view_from_jagged.default(
+            values, structure.offsets, dummy, structure.lengths, ragged_dim, None, structure.extent
+        )
+
+
+def wrap(
+    values: Tensor, structure: Structure, ragged_dim: int = 1, like: NestedTensor | None = None
+) -> NestedTensor:
+    """A nested tensor over values that were just computed, so that no view need be tracked."""
+    if structure.is_traced or (values.requires_grad and torch.is_grad_enabled()):
+        return nested_view(values, structure, ragged_dim, like)
+    return NestedTensor(values, structure, ragged_dim)
+
+
+def compact_values(x: NestedTensor) -> Tensor:
+    """The values of `x` without gap rows, differentiable; the values themselves where there are no gaps."""
+    packed = values(x)
+    if not x._structure.has_gaps:
+        return packed
+    return packed.index_select(x._ragged_dim - 1, x._structure.row_index())
+
+
+def compact(x: NestedTensor) -> NestedTensor:
+    """The same components without gaps; `x` itself where there are none."""
+    if not x._structure.has_gaps:
+        return x
+    return wrap(compact_values(x), x._structure.compact(), x._ragged_dim, x)
+
+
+def spread(packed: Tensor, structure: Structure, rows: int, dim: int) -> Tensor:
+    """Packed rows without gaps moved to where `structure` has them among `rows` rows; gaps get 0."""
+    if not structure.has_gaps:
+        return packed
+    shape = [*packed.shape[:dim], rows, *packed.shape[dim + 1 :]]
+    return packed.new_zeros(shape).index_copy(dim, structure.row_index(), packed)
+
+
+def restructured(y: NestedTensor, x: NestedTensor) -> NestedTensor:
+    """`y`, whose component lengths are those of `x`, seen with the structure of `x`."""
+    structure = x._structure
+    if y._structure is structure:
+        return y
+    if y._structure.same_layout(structure) or not (
+        y._structure.has_gaps or structure.has_gaps
+    ):
+        return nested_view(values(y), structure, y._ragged_dim, x)
+    rows = x._values.shape[x._ragged_dim - 1]
+    packed = spread(compact_values(y), structure, rows, y._ragged_dim - 1)
+    return wrap(packed, structure, y._ragged_dim, x)
+
+
+@torch.compiler.allow_in_graph
+def align(y: NestedTensor, x: NestedTensor, op: str) -> Any:
+    """`y` with the structure of `x`; a dense (B, 1, *) if every component of `y` is one row.
+
+    Raises:
+        RuntimeError: the lengths differ. Inside a graph the check runs with the graph.
+    """
+    a, b = y._structure, x._structure
+    if a is b:
+        return y
+    equal = a.same_lengths(b)
+    if equal:
+        return restructured(y, x)
+    if equal is None:
+        torch._check(a.offsets.shape[0] == b.offsets.shape[0])
+        if not a.has_gaps and not b.has_gaps:
+            torch._check(
+                y._values.shape[y._ragged_dim - 1] == x._values.shape[x._ragged_dim - 1]
+            )
+        text = f"njt.{op}(): component lengths of the operands differ"
+        torch._assert_async((a.seqlens == b.seqlens).all(), text)
+        return restructured(y, x)
+    if a.batch_size == b.batch_size and a.max_seqlen == a.min_seqlen == 1:
+        d = y._ragged_dim - 1
+        return compact_values(y).movedim(d, 0).unsqueeze(d + 1)
+    raise errors.different_structures(op, x, y)
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """The name of a torch function as users write it."""
+    return str(getattr(func, "__name__", func))
+
+
+def _unify(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Gives all nested arguments the structure of the first."""
+    first = None
+    for a in args:
+        if isinstance(a, NestedTensor):
+            if first is None:
+                first = a
+            elif torch.compiler.is_compiling() or a._structure is not first._structure:
+                return _unified(name_of(func), args)
+    return args
+
+
+def _unified(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    nested = [a for a in args if isinstance(a, NestedTensor)]
+    first = nested[0]
+    if not torch.compiler.is_compiling():
+        # a batch of single rows follows the others, whichever comes first
+        first = next((a for a in nested if not _single_rows(a)), first)
+    return tuple(
+        align(a, first, op) if isinstance(a, NestedTensor) and a is not first else a for a in args
+    )
+
+
+def _single_rows(x: NestedTensor) -> bool:
+    structure = x._structure
+    return not structure.is_traced and structure.max_seqlen == structure.min_seqlen == 1
+
+
+tensor._hooks["unify"] = _unify
+
+
+_DUMMY: list[NestedTensor] = []
+
+
+def _dummy() -> NestedTensor:
+    """A nested tensor without data that brings a call to our class when no other is at hand."""
+    if not _DUMMY:
+        offsets = torch.zeros(3, device="meta", dtype=torch.int64)
+        structure = Structure.find(offsets, min_seqlen=2, max_seqlen=3)
+        _DUMMY.append(NestedTensor(torch.zeros(3, 3, device="meta"), structure))
+    return _DUMMY[0]
+
+
+def masked_for_backward(x: NestedTensor) -> Tensor:
+    """The values of a gradient: rows in gaps belong to nobody and must not carry what they hold."""
+    if not x._structure.has_gaps:
+        return x._values
+    d = x._ragged_dim - 1
+    mask = x._structure.row_mask(x._values.shape[d])
+    shape = [1] * x._values.dim()
+    shape[d] = -1
+    return torch.where(mask.view(shape), x._values, torch.zeros_like(x._values))
+
+
+def is_traced(x: NestedTensor) -> bool:
+    """Whether `x` is part of a graph that is being recorded."""
+    return x._structure.is_traced or _compat.proxy_tracing()
+
+
+def running_backward() -> bool:
+    """Whether the autograd engine runs the present operator."""
+    return _compat.in_backward()

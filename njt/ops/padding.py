@@ -1,0 +1,83 @@
+"""The rectangle: `to_padded_tensor` in all its guises runs the package's own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from njt import bridge, errors
+from njt.kernels import padding as padding_kernels
+from njt.registry import declare_named
+from njt.tensor import NestedTensor
+
+
+def to_padded_tensor(
+    x: NestedTensor,
+    padding: float,
+    output_size: Sequence[int] | None = None,
+    padding_side: str = "right",
+) -> Tensor:
+    """Copies every component into a rectangle, filling what is left with `padding`.
+
+    Args:
+        x: nested, (B, j1, *), any dtype, any ragged dim; rows in gaps are not copied.
+        padding: filler, converted to the dtype of `x` once.
+        output_size: full size of the result; -1 keeps the own size. Default: as wide as the longest component.
+        padding_side: "right" or "left".
+    Returns:
+        (B, max_seqlen, *), new memory. Its gradient flows to the copied rows only; a smaller ragged
+        entry of `output_size` cuts components, whose cut rows get gradient 0.
+    Raises:
+        RuntimeError: `output_size` has another rank, or another batch or feature size.
+        ValueError: another padding_side.
+
+    >>> njt.to_padded_tensor(njt.nested_tensor([torch.ones(2), torch.ones(1)]), 0.0)
+    tensor([[1., 1.],
+            [1., 0.]])
+    """
+    op = "to_padded_tensor"
+    if padding_side not in ("left", "right"):
+        raise errors.bad_value(op, f"padding_side={padding_side!r}", '"left" or "right"', "Fix it.")
+    if not isinstance(x, NestedTensor):
+        raise errors.bad_type(op, errors.describe(x), "a nested tensor", "It is padded already.")
+    structure, d = x._structure, x._ragged_dim
+    width: Any = None
+    if output_size is not None:
+        width = _checked_width(op, x, output_size)
+    if width is None:
+        width = structure.max_seqlen
+    return padding_kernels.packed_to_padded(
+        bridge.values(x),
+        structure.offsets,
+        width,
+        padding,
+        lengths=structure.lengths,
+        values_dim=d - 1,
+        left=padding_side == "left",
+    )
+
+
+def _checked_width(op: str, x: NestedTensor, output_size: Sequence[int]) -> Any:
+    """The ragged entry of `output_size`, None for -1."""
+    if len(output_size) != x.dim():
+        raise errors.bad_shape(
+            op,
+            f"output_size {tuple(output_size)} for {errors.describe(x)}",
+            f"{x.dim()} entries",
+            "Use -1 to keep a size.",
+        )
+    for d, (wanted, own) in enumerate(zip(output_size, x._size)):
+        if d != x._ragged_dim and wanted not in (-1, own):
+            raise errors.bad_shape(
+                op,
+                f"output_size {tuple(output_size)} for {errors.describe(x)}",
+                f"size {own} in dim {d}",
+                "Only the ragged dim can be padded; use F.pad for others.",
+            )
+    width = output_size[x._ragged_dim]
+    return None if isinstance(width, int) and width == -1 else width
+
+
+declare_named("to_padded_tensor", to_padded_tensor)

@@ -1,0 +1,1 @@
+"""What "pointwise", "per token", "reduction" mean for ragged tensors, each written once."""

@@ -1,0 +1,488 @@
+"""Structure: where every component of a batch lies in the packed values, and what follows from it.
+
+One object per offsets tensor, shared by all tensors of a batch and passed on, never copied. It is the
+only place where a bound or any other derived tensor is computed. Offsets (B + 1,), lengths (B,) or None.
+May import _compat and errors only.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from njt import _compat, errors
+
+
+class _Proof:
+    """A set of structures known to be equal: the root of a union-find tree stands for the set."""
+
+    __slots__ = ("parent",)
+
+    def __init__(self) -> None:
+        self.parent: _Proof | None = None
+
+    def root(self) -> _Proof:
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+
+def _known_equal(a: _Proof, b: _Proof) -> bool:
+    return a is b or a.root() is b.root()
+
+
+def _keep_proof(a: _Proof, b: _Proof) -> None:
+    root_a, root_b = a.root(), b.root()
+    if root_a is not root_b:
+        root_b.parent = root_a
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+class Structure:
+    """Offsets, lengths, seqlen bounds and caches of a batch of variable-length sequences.
+
+    Use `Structure.find`, which gives the same object for the same offsets (and lengths) tensors.
+
+    >>> s = Structure.find(torch.tensor([0, 2, 5]))
+    >>> s.max_seqlen, s.host_lengths(), s is Structure.find(s.offsets)
+    (3, (2, 3), True)
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_derived",
+        "_extent",
+        "_host",
+        "_max",
+        "_min",
+        "_moved",
+        "_same_layout",
+        "_same_lengths",
+        "_size",
+        "_stamp",
+        "_total",
+        "batch_size",
+        "is_traced",
+        "lengths",
+        "offsets",
+    )
+
+    def __init__(self, offsets: Tensor, lengths: Tensor | None) -> None:
+        self.offsets = offsets
+        self.lengths = lengths
+        self.batch_size = offsets.shape[0] - 1
+        self.is_traced = _compat.is_fake(offsets)
+        self._min: Any = None
+        self._max: Any = None
+        self._total: int | None = None  # rows that the offsets cover, once read
+        self._host: tuple[int, ...] | None = None
+        self._extent: Tensor | None = None
+        self._size: torch.SymInt | None = None
+        self._derived: dict[str, Any] = {}
+        self._moved: dict[torch.device, Structure] = {}
+        self._same_lengths = _Proof()
+        self._same_layout = _Proof()
+        self._stamp = self._versions()
+
+    @staticmethod
+    def find(
+        offsets: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        min_seqlen: Any = None,
+        max_seqlen: Any = None,
+        host_lengths: Sequence[int] | None = None,
+        extent: Tensor | None = None,
+    ) -> Structure:
+        """The structure of these very tensors, made on first use; bounds that come along are kept.
+
+        Args:
+            offsets: (B + 1,) integer, start of each component.
+            lengths: (B,) integer, rows in use of each component where there are gaps.
+            min_seqlen, max_seqlen: bounds, believed.
+            host_lengths: the lengths as numbers, if the caller has them.
+            extent: bounds as a tensor of shape (max + 2, min + 2, 0), the form in which they travel
+                through compiled graphs; a size of 1 stands for "not known".
+        """
+        key = (id(offsets), id(lengths))
+        found = _TABLE.get(key)
+        if found is None:
+            found = _TABLE[key] = Structure(offsets, lengths)
+        if extent is not None and found._extent is None:
+            found._extent = extent
+            if extent.shape[0] != 1:
+                max_seqlen = extent.shape[0] - 2
+            if extent.shape[1] != 1:
+                min_seqlen = extent.shape[1] - 2
+        if max_seqlen is not None and found._max is None:
+            found._max = max_seqlen
+        if min_seqlen is not None and found._min is None:
+            found._min = min_seqlen
+        if host_lengths is not None and found._host is None:
+            found._take_host(tuple(host_lengths))
+        return found
+
+    @staticmethod
+    def from_lengths(
+        host_lengths: Sequence[int],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.int64,
+    ) -> Structure:
+        """A structure without gaps for lengths known on the host: no device is ever asked about it."""
+        starts = [0]
+        for n in host_lengths:
+            starts.append(starts[-1] + n)
+        offsets = torch.tensor(starts, dtype=dtype, device=device)
+        return Structure.find(offsets, host_lengths=host_lengths)
+
+    def _versions(self) -> tuple[int, int]:
+        if self.is_traced:
+            return (0, 0)
+        return _version(self.offsets), 0 if self.lengths is None else _version(self.lengths)
+
+    def _refresh(self) -> None:
+        """Forgets what was read from offsets or lengths that have been written to since."""
+        now = self._versions()
+        if now != self._stamp:
+            self._stamp = now
+            self._min = self._max = self._total = self._host = self._extent = None
+            self._derived = {}
+            self._moved = {}
+            self._same_lengths, self._same_layout = _Proof(), _Proof()
+
+    def _take_host(self, host: tuple[int, ...]) -> None:
+        self._host = host
+        self._max = max(host, default=0)
+        self._min = min(host, default=0)
+        if self.lengths is None:
+            self._total = sum(host)
+
+    # what it is
+
+    @property
+    def ragged_size(self) -> torch.SymInt:
+        """The symbolic size of the ragged dim."""
+        if self._size is None:
+            size = _compat.ragged_size_of(self.offsets if self.lengths is None else self.lengths)
+            if self.is_traced:
+                return size  # a fake tensor's memo may change; don't hold on to it
+            self._size = size
+        return self._size
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some rows of the values may belong to no component."""
+        return self.lengths is not None
+
+    @property
+    def seqlens(self) -> Tensor:
+        """(B,) lengths of the components, on the device of the offsets."""
+        if self.lengths is not None:
+            return self.lengths
+        return self.derived("seqlens", lambda: self.offsets.diff())
+
+    def host_lengths(self) -> tuple[int, ...]:
+        """The lengths as numbers; read from the device once."""
+        self._refresh()
+        if self._host is None:
+            self._take_host(tuple(self.seqlens.tolist()))
+        assert self._host is not None
+        return self._host
+
+    def host_offsets(self) -> tuple[int, ...]:
+        """The starts as numbers; read from the device once."""
+        return self.derived("host_offsets", lambda: tuple(self.offsets.tolist()))
+
+    @property
+    def total_length(self) -> Any:
+        """Sum of the lengths: read from the device once; without gaps, the rows of the values."""
+        if self.is_traced:
+            return _traced_bound(self.seqlens.sum())
+        self._refresh()
+        if self._host is not None:
+            return sum(self._host)
+        if self.lengths is None and self._total is not None:
+            return self._total
+        return self.derived("total_length", lambda: int(self.seqlens.sum()))
+
+    def derived(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` returns, kept as long as the offsets are not written to.
+
+        Nothing is kept for a traced structure: its tensors belong to one level of one trace.
+        """
+        if self.is_traced:
+            return make()
+        self._refresh()
+        if name not in self._derived:
+            self._derived[name] = make()
+        return self._derived[name]
+
+    # bounds
+
+    @property
+    def known_max_seqlen(self) -> Any:
+        """The longest length if it is known without a look at the device, else None."""
+        self._refresh()
+        return self._max
+
+    @property
+    def known_min_seqlen(self) -> Any:
+        """The shortest length if it is known without a look at the device, else None."""
+        self._refresh()
+        return self._min
+
+    @property
+    def max_seqlen(self) -> Any:
+        """The longest length (0 for an empty batch), read from the device once."""
+        self._refresh()
+        if self._max is None:
+            if self.is_traced:
+                return _traced_bound(torch.nn.functional.pad(self.seqlens, (0, 1)).amax())
+            self._read_bounds()
+        return self._max
+
+    @property
+    def min_seqlen(self) -> Any:
+        """The shortest length (0 for an empty batch), read from the device once."""
+        self._refresh()
+        if self._min is None:
+            if self.is_traced:
+                return _traced_bound(self.seqlens.amin())
+            self._read_bounds()
+        return self._min
+
+    def set_bounds(self, min_seqlen: Any = None, max_seqlen: Any = None) -> None:
+        """Replaces what is known of the bounds; None leaves one as it is."""
+        self._extent = None
+        if max_seqlen is not None:
+            self._max = max_seqlen
+        if min_seqlen is not None:
+            self._min = min_seqlen
+
+    def _read_bounds(self) -> None:
+        if self.batch_size == 0:
+            low, high = 0, 0
+        else:
+            low, high = torch.stack(self.seqlens.aminmax()).tolist()
+        self._max = high if self._max is None else self._max
+        self._min = low if self._min is None else self._min
+
+    @property
+    def extent(self) -> Tensor | None:
+        """The known bounds as a tensor of shape (max + 2, min + 2, 0), or None if none is known."""
+        self._refresh()
+        if self._extent is None and (self._max is not None or self._min is not None):
+            high = 1 if self._max is None else self._max + 2
+            low = 1 if self._min is None else self._min + 2
+            extent = torch.empty(high, low, 0)
+            known = {d for d, bound in enumerate((self._max, self._min)) if bound is not None}
+            _compat.mark_dynamic(extent, known)
+            self._extent = extent
+        return self._extent
+
+    # checks
+
+    def validate(self, rows: int | None, op: str) -> None:
+        """Compares offsets and lengths with the number of rows they point into (None: unknown); reads them once.
+
+        Raises:
+            RuntimeError: offsets don't start at 0, fall, or don't end at `rows`; with lengths: a
+                component leaves the rows.
+            ValueError: a bound that was given is not one.
+        """
+        if self.is_traced:
+            return
+        self._refresh()
+        if self._total is None:
+            self._total = self._checked_total(op)
+        if rows is None:
+            return
+        if self.lengths is None and self._total != rows:
+            raise errors.bad_shape(
+                op,
+                f"offsets ending at {self._total} for {rows} rows of values",
+                "offsets that end at the number of rows",
+                "Cut the values to the rows in use, or pass lengths= to leave gaps.",
+            )
+        if self.lengths is not None and self._total > rows:
+            raise errors.bad_shape(
+                op,
+                f"offsets and lengths reaching row {self._total} of {rows}",
+                "components inside the values",
+                "Check that offsets[b] + lengths[b] stays within values.",
+            )
+
+    def _checked_total(self, op: str) -> int:
+        """The row after the last one in use; checks order, start and bounds on the way."""
+        starts, host = self.host_offsets(), self.host_lengths()
+        fault = None
+        if self.lengths is None:
+            if starts[0] != 0:
+                fault = f"offsets starting at {starts[0]}"
+            elif min(host, default=0) < 0:
+                fault = f"falling offsets {errors._lengths_text(starts)}"
+        elif min(starts[:-1], default=0) < 0 or min(host, default=0) < 0:
+            fault = (
+                f"negative offsets {errors._lengths_text(starts)} or lengths "
+                f"{errors._lengths_text(host)}"
+            )
+        if fault is not None:
+            self._host = self._min = self._max = None
+            raise errors.bad_shape(
+                op,
+                fault,
+                "offsets that start at 0 and never fall",
+                "Build them from lengths: F.pad(lengths.cumsum(0), (1, 0)).",
+            )
+        return max((s + n for s, n in zip(starts, host)), default=0)
+
+    # equality
+
+    def same_lengths(self, other: Structure) -> bool | None:
+        """Whether component lengths agree; None if that can't be known while tracing.
+
+        Compared once, then remembered; structures made from host lengths are compared on the host.
+        """
+        if self is other:
+            return True
+        if self.is_traced or other.is_traced:
+            if _compat.same_ragged_size(self.ragged_size, other.ragged_size):
+                return True
+            return None
+        self._refresh(), other._refresh()
+        if _known_equal(self._same_lengths, other._same_lengths):
+            return True
+        if self.batch_size != other.batch_size:
+            return False
+        if self._host is not None and other._host is not None:
+            equal = self._host == other._host
+        elif self.seqlens.device == other.seqlens.device:
+            equal = bool((self.seqlens == other.seqlens).all())
+        else:
+            equal = self.host_lengths() == other.host_lengths()
+        if equal:
+            _keep_proof(self._same_lengths, other._same_lengths)
+            self._share_bounds(other)
+        return equal
+
+    def same_layout(self, other: Structure) -> bool | None:
+        """Whether lengths agree and lie at the same rows, so that values line up as they are."""
+        if self is other:
+            return True
+        if self.lengths is None and other.lengths is None:
+            return self.same_lengths(other)
+        if self.lengths is None or other.lengths is None:
+            return False
+        if self.is_traced or other.is_traced:
+            return self.offsets is other.offsets and self.lengths is other.lengths
+        self._refresh(), other._refresh()
+        if _known_equal(self._same_layout, other._same_layout):
+            return True
+        if not self.same_lengths(other) or self.host_offsets()[:-1] != other.host_offsets()[:-1]:
+            return False
+        _keep_proof(self._same_layout, other._same_layout)
+        return True
+
+    def _share_bounds(self, other: Structure) -> None:
+        for name in ("_min", "_max", "_host"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is None:
+                setattr(self, name, theirs)
+            elif theirs is None:
+                setattr(other, name, mine)
+
+    # others like it
+
+    def to(self, device: torch.device) -> Structure:
+        """The same structure with its tensors on `device`; one object per device."""
+        if device == self.offsets.device:
+            return self
+        self._refresh()
+        moved = self._moved.get(device)
+        if moved is None:
+            lengths = None if self.lengths is None else self.lengths.to(device)
+            moved = Structure.find(
+                self.offsets.to(device), lengths, min_seqlen=self._min, max_seqlen=self._max
+            )
+            if not self.is_traced:
+                moved._host, moved._total = self._host, self._total
+                _keep_proof(self._same_lengths, moved._same_lengths)
+                _keep_proof(self._same_layout, moved._same_layout)
+                self._moved[device] = moved
+        return moved
+
+    def compact(self) -> Structure:
+        """The structure of the same components without gaps, made once."""
+        if self.lengths is None:
+            return self
+        return self.derived("compact", self._make_compact)
+
+    def _make_compact(self) -> Structure:
+        assert self.lengths is not None
+        offsets = torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0)).to(self.offsets.dtype)
+        compact = Structure.find(offsets, min_seqlen=self._min, max_seqlen=self._max)
+        if not self.is_traced:
+            if self._host is not None:
+                compact._take_host(self._host)
+            _keep_proof(self._same_lengths, compact._same_lengths)
+        return compact
+
+    def row_index(self) -> Tensor:
+        """(total_length,) int64: the rows of the values in use, component after component."""
+        return self.derived("row_index", self._make_row_index)
+
+    def _make_row_index(self) -> Tensor:
+        compact = self.compact()
+        total = None if self.is_traced else self.total_length
+        ids = torch.repeat_interleave(compact.seqlens, output_size=total)
+        shift = self.offsets[:-1].long() - compact.offsets[:-1].long()
+        return torch.arange(ids.shape[0], device=ids.device) + shift[ids]
+
+    def row_mask(self, rows: int) -> Tensor:
+        """(rows,) bool: True for the rows of the values that belong to a component."""
+        return self.derived(f"row_mask {rows}", lambda: self._make_row_mask(rows))
+
+    def _make_row_mask(self, rows: int) -> Tensor:
+        mask = torch.zeros(rows, dtype=torch.bool, device=self.offsets.device)
+        return mask.index_fill_(0, self.row_index(), True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Structure:
+        lengths = None if self.lengths is None else self.lengths.clone()
+        copied = Structure.find(
+            self.offsets.clone(), lengths, min_seqlen=self._min, max_seqlen=self._max
+        )
+        copied._host, copied._total = self._host, self._total
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.offsets, self.lengths, self.known_min_seqlen, self.known_max_seqlen)
+
+    def __repr__(self) -> str:
+        if self.is_traced:
+            return f"Structure(batch_size={self.batch_size}, traced)"
+        return f"Structure(lengths={errors._lengths_text(self.host_lengths())})"
+
+
+def _traced_bound(bound: Tensor) -> Any:
+    number = bound.item()
+    torch._check(number >= 0)
+    return number
+
+
+def _rebuild(
+    offsets: Tensor, lengths: Tensor | None, min_seqlen: int | None, max_seqlen: int | None
+) -> Structure:
+    return Structure.find(offsets, lengths, min_seqlen=min_seqlen, max_seqlen=max_seqlen)
+
+
+# the key's ids are valid as long as the structure lives, since it holds both tensors
+_TABLE: weakref.WeakValueDictionary[tuple[int, int], Structure] = weakref.WeakValueDictionary()

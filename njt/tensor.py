@@ -1,0 +1,347 @@
+"""NestedTensor: a batch of variable-length sequences (B, j1, *) as one tensor over packed values.
+
+The class holds, flattens and dispatches; what an operator means is decided by the tables of `registry`.
+May import registry, structure, errors, dims, _compat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from njt import _compat, errors, registry
+from njt.structure import Structure
+
+_FUNCTIONS = registry.FUNCTIONS
+_RESOLVED = registry._RESOLVED
+_disable_function = torch._C.DisableTorchFunctionSubclass
+_nested_types: tuple[type, ...] = ()
+
+
+class NestedTensor(_compat.BASE):  # type: ignore[misc]
+    """A batch of B components that differ in the size of one dim, the ragged dim.
+
+    Not called by users: `njt.nested_tensor`, `njt.nested_tensor_from_jagged` and `njt.from_padded` make them.
+
+    Attributes:
+        ragged_dim: the dim of varying size, 1 for (B, j1, D).
+        min_seqlen, max_seqlen: shortest and longest length, computed once and kept.
+        seqlens: (B,) lengths on the device of the tensor.
+
+    >>> x = njt.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)])
+    >>> x.ragged_dim, x.max_seqlen, x.seqlens, x.values().shape
+    (1, 2, tensor([2, 1]), torch.Size([3, 3]))
+    """
+
+    _values: Tensor
+    _structure: Structure
+    _ragged_dim: int
+    _size: tuple[Any, ...]
+    _strides: tuple[Any, ...]
+
+    @staticmethod
+    def __new__(
+        cls,
+        values: Tensor,
+        structure: Structure,
+        ragged_dim: int = 1,
+        requires_grad: bool = False,
+        like: NestedTensor | None = None,
+    ) -> NestedTensor:
+        """Wraps `values` as they are. `like`: a tensor whose values have the same shape and strides."""
+        if like is not None:
+            size, strides = like._size, like._strides
+        else:
+            d = ragged_dim - 1
+            ragged, shape, steps = structure.ragged_size, values.shape, values.stride()
+            size = (structure.batch_size, *shape[:d], ragged, *shape[d + 1 :])
+            strides = (ragged * steps[d], *steps)
+        self = _compat.make_wrapper(cls, size, strides, values.dtype, values.device, requires_grad)
+        self._values = values
+        self._structure = structure
+        self._ragged_dim = ragged_dim
+        self._size = size
+        self._strides = strides
+        if like is None:
+            _compat.mark_dynamic(self, {ragged_dim})
+            _compat.mark_dynamic(values, {ragged_dim - 1})
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    # how it is taken apart and put together again
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[int, bool]]:
+        inner = ["_values", "_offsets"]
+        if self._structure.lengths is not None:
+            inner.append("_lengths")
+        if self._structure.extent is not None:
+            inner.append("_extent")
+        return inner, (self._ragged_dim, self.requires_grad)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: tuple[int, bool], outer_size: Any, outer_stride: Any
+    ) -> NestedTensor:
+        values, offsets, lengths = inner["_values"], inner["_offsets"], inner.get("_lengths")
+        ragged_dim, requires_grad = context
+        source = offsets if lengths is None else lengths
+        if _compat.fake_tensor(source) is source:
+            _compat.remember_fake_size(source, outer_size[ragged_dim])
+            d = ragged_dim - 1
+            derived = (offsets.shape[0] - 1, *values.shape[:d], None, *values.shape[d + 1 :])
+            for outer, inner_size in zip(outer_size, derived):
+                _compat.tie(outer, inner_size)
+        structure = Structure.find(offsets, lengths, extent=inner.get("_extent"))
+        return NestedTensor(values, structure, ragged_dim, requires_grad)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _rebuild, (self._values, self._structure, self._ragged_dim, self.requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NestedTensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "deepcopy(): got a nested tensor that is the result of an operation. Expected a leaf. "
+                "Copy x.detach() instead."
+            )
+        structure = memo.get(id(self._structure)) or self._structure.__deepcopy__(memo)
+        values = self._values.detach().clone()
+        copied = NestedTensor(values, structure, self._ragged_dim, self.requires_grad)
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
+        memo[id(self)] = copied
+        return copied
+
+    def with_values(self, values: Tensor) -> NestedTensor:
+        """A tensor of this structure over other values, below autograd.
+
+        Args:
+            values: same ragged dim and rows; other sizes may differ.
+        """
+        old = self._values
+        same = (
+            type(values) is type(old) is Tensor
+            and values.shape == old.shape
+            and values.stride() == old.stride()
+        )
+        return NestedTensor(
+            values, self._structure, self._ragged_dim, like=self if same else None
+        )
+
+    def become(self, other: NestedTensor) -> NestedTensor:
+        """Takes over the shape and values of `other`, for in-place view operators; returns itself."""
+        with _disable_function():
+            self.data = other
+        for name in ("_values", "_structure", "_ragged_dim", "_size", "_strides"):
+            setattr(self, name, getattr(other, name))
+        _compat.mark_dynamic(self, {self._ragged_dim})
+        return self
+
+    # how an operator arrives
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        handler = _FUNCTIONS.get(func)
+        if handler is not None:
+            return handler(*args, **kwargs) if kwargs else handler(*args)
+        if len(args) > 1 and func not in _NO_UNIFY:
+            args = _hooks["unify"](func, args)
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling() or _compat.proxy_tracing():
+            with _compat.maybe_enable_thunkify(), _disable_function():
+                return func(*args, **kwargs)
+        try:
+            with _disable_function():
+                return func(*args, **kwargs)
+        except errors.Undeclared as missing:
+            return _hooks["undeclared"](func, args, kwargs, missing)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        rule = _RESOLVED.get(func)
+        if rule is None:
+            rule = registry.lookup(func)
+        return rule(func, args, kwargs or {})
+
+    # what users read
+
+    @property
+    def ragged_dim(self) -> int:
+        """The dim whose size varies from component to component."""
+        return self._ragged_dim
+
+    @property
+    def structure(self) -> Structure:
+        """Offsets, lengths and bounds, shared with every tensor of the same batch."""
+        return self._structure
+
+    @property
+    def min_seqlen(self) -> int:
+        """The shortest length; settable to give a known bound."""
+        return self._structure.min_seqlen
+
+    @min_seqlen.setter
+    def min_seqlen(self, bound: int) -> None:
+        self._structure.set_bounds(min_seqlen=bound)
+
+    @property
+    def max_seqlen(self) -> int:
+        """The longest length; settable to give a known bound."""
+        return self._structure.max_seqlen
+
+    @max_seqlen.setter
+    def max_seqlen(self, bound: int) -> None:
+        self._structure.set_bounds(max_seqlen=bound)
+
+    @property
+    def seqlens(self) -> Tensor:
+        """(B,) lengths of the components."""
+        return self._structure.seqlens
+
+    def offsets(self) -> Tensor:
+        """(B + 1,) start of each component in `values()`."""
+        return self._structure.offsets
+
+    def lengths(self) -> Tensor | None:
+        """(B,) rows in use of each component, or None if there are no gaps."""
+        return self._structure.lengths
+
+    def values(self) -> Tensor:
+        """The packed values, one dim fewer than the nested tensor: a view, gaps included."""
+        return torch.ops.aten._nested_get_values.default(self)
+
+    def __len__(self) -> int:
+        return self._structure.batch_size
+
+    def __iter__(self) -> Any:
+        return iter(self.unbind())
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        shape = ", ".join(str(s) for s in self._size)
+        parts = [f"size=({shape})"]
+        if not self._structure.is_traced:
+            parts.append(f"lengths={errors._lengths_text(self._structure.host_lengths())}")
+        if self.dtype is not torch.get_default_dtype():
+            parts.append(f"dtype={self.dtype}")
+        if self.device.type != "cpu":
+            parts.append(f"device='{self.device}'")
+        if self.grad_fn is not None:
+            parts.append(f"grad_fn=<{type(self.grad_fn).__name__}>")
+        elif self.requires_grad:
+            parts.append("requires_grad=True")
+        return f"NestedTensor({', '.join(parts)})"
+
+    # names that programs written for torch's class read or assign
+
+    @property
+    def _offsets(self) -> Tensor:
+        return self._structure.offsets
+
+    @property
+    def _lengths(self) -> Tensor | None:
+        return self._structure.lengths
+
+    @property
+    def _extent(self) -> Tensor | None:
+        return self._structure.extent
+
+    @property
+    def _ragged_idx(self) -> int:
+        return self._ragged_dim
+
+    @_ragged_idx.setter
+    def _ragged_idx(self, ragged_dim: int) -> None:
+        if not 1 <= ragged_dim <= self._values.dim():
+            raise errors.bad_value(
+                "_ragged_idx",
+                f"ragged dim {ragged_dim} for values of {self._values.dim()} dims",
+                f"a dim in 1..{self._values.dim()}",
+                "Count the batch dim as 0.",
+            )
+        if ragged_dim != self._ragged_dim:
+            self.become(NestedTensor(self._values, self._structure, ragged_dim))
+
+    @property
+    def _max_seqlen(self) -> int:
+        return self._structure.max_seqlen
+
+    @_max_seqlen.setter
+    def _max_seqlen(self, bound: int) -> None:
+        self._structure.set_bounds(max_seqlen=bound)
+
+    @property
+    def _min_seqlen(self) -> int:
+        return self._structure.min_seqlen
+
+    @_min_seqlen.setter
+    def _min_seqlen(self, bound: int) -> None:
+        self._structure.set_bounds(min_seqlen=bound)
+
+    def _get_max_seqlen(self) -> int:
+        return self._structure.max_seqlen
+
+    def _get_min_seqlen(self) -> int:
+        return self._structure.min_seqlen
+
+    @property
+    def _maybe_max_seqlen(self) -> int | None:
+        return self._structure.known_max_seqlen
+
+    @property
+    def _maybe_min_seqlen(self) -> int | None:
+        return self._structure.known_min_seqlen
+
+    @property
+    def _metadata_cache(self) -> dict[str, Any]:
+        known = {
+            "max_seqlen": self._structure.known_max_seqlen,
+            "min_seqlen": self._structure.known_min_seqlen,
+        }
+        return {name: bound for name, bound in known.items() if bound is not None}
+
+    @_metadata_cache.setter
+    def _metadata_cache(self, cache: dict[str, Any]) -> None:
+        self._structure.set_bounds(cache.get("min_seqlen"), cache.get("max_seqlen"))
+
+    @property
+    def _max_seqlen_tensor(self) -> Tensor | None:
+        return self._structure.extent
+
+    @property
+    def _min_seqlen_tensor(self) -> Tensor | None:
+        return self._structure.extent
+
+
+def _rebuild(
+    values: Tensor, structure: Structure, ragged_dim: int, requires_grad: bool
+) -> NestedTensor:
+    return NestedTensor(values.detach(), structure, ragged_dim, requires_grad)
+
+
+# set by rooms above, which may not be imported from here
+def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], missing: Exception) -> Any:
+    raise missing
+
+
+_hooks: dict[str, Callable[..., Any]] = {"unify": lambda func, args: args, "undeclared": _refuse}
+
+# reading an attribute never combines structures
+_NO_UNIFY = {torch.Tensor.shape.__get__}
