@@ -59,7 +59,7 @@ WRONG = {
         "new structure",
     ),
     "one result too many": (_if_nested(lambda x: (x * 2, x * 2), _double), "number of results"),
-    "dense for nested": (_if_nested(lambda x: (x * 2).values(), _double), ""),
+    "dense for nested": (_if_nested(lambda x: (x * 2).values(), _double), "Tensor|shape"),
     "another answer": (_if_nested(lambda x: 2, lambda x: 3), "2"),
 }
 
