@@ -87,7 +87,7 @@ def _values(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     # as the backward of `_nested_view_from_jagged`, this hands a gradient to the base of a view
     x = args[0]
     if bridge.running_backward():
-        return bridge.masked_for_backward(x)
+        return bridge.masked_for_backward(x).detach()
     return x._values.detach()
 
 
