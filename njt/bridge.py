@@ -165,7 +165,7 @@ def _dummy() -> NestedTensor:
 def masked_for_backward(x: NestedTensor) -> Tensor:
     """The values of a gradient: rows in gaps belong to nobody and must not carry what they hold."""
     if not x._structure.has_gaps:
-        return x._values
+        return x._values.detach()
     d = x._ragged_dim - 1
     mask = x._structure.row_mask(x._values.shape[d])
     shape = [1] * x._values.dim()
