@@ -1,8 +1,9 @@
-"""Attention inside each sequence of a packed batch: one public function, one operator, a table of backends.
+"""Attention inside each sequence of a packed batch: one function, one operator, many backends.
 
-query (total_q, H, D), key (total_k, Hk, D), value (total_k, Hk, Dv), offsets (B + 1,), lengths (B,) or None
--> (total_q, H, Dv). Plain tensors only: nested arguments are mapped by `sdpa`. Eager calls go straight to the
-backend; traced calls go through `torch.ops.njt.varlen_attention`, which is opaque to the tracer.
+query (total_q, H, D), key (total_k, Hk, D), value (total_k, Hk, Dv), offsets (B + 1,), lengths (B,)
+or None -> (total_q, H, Dv). Plain tensors only: nested arguments are mapped by `sdpa`. Eager calls
+go straight to the backend; traced calls go through `torch.ops.njt.varlen_attention`, which a tracer
+does not look into.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from njt.attention import varlen_backends
+from njt.attention import varlen_backends, varlen_flops
 from njt.attention.varlen_call import Call
 from njt.attention.varlen_math import attention as math_attention
 
@@ -44,10 +45,10 @@ def varlen_attention(
     Args:
         query: (total_q, H, D), any strides; rows that belong to no sequence are not read.
         key: (total_k, Hk, D); value: (total_k, Hk, Dv).
-        q_offsets: (B + 1,) int32 or int64, start of each sequence; k_offsets alike. The very same tensor for
-            both says that the lengths agree.
-        q_lengths: (B,) rows in use, where there are gaps between sequences; k_lengths alike. Without them
-            the sequences must cover all rows.
+        q_offsets: (B + 1,) int32 or int64, start of each sequence; k_offsets alike. The very same
+            tensor for both says that the lengths agree.
+        q_lengths: (B,) rows in use, where there are gaps between sequences; k_lengths alike.
+            Without them the sequences must cover all rows.
         max_q: at least the longest query sequence; max_k alike.
         host_q: the query lengths as Python ints, if known; host_k alike.
         is_causal: query i sees keys 0..i of its sequence, also where the lengths differ.
@@ -66,9 +67,13 @@ def varlen_attention(
     same = (q_offsets is k_offsets and q_lengths is k_lengths) or (
         host_q is not None and host_q == host_k
     )
-    backend = varlen_backends.choose(
-        query.device, query.dtype, int(max(width, width_v)), is_causal and not same, dropout_p > 0.0
-    )
+    # a branch makes a plain bool of a traced comparison, which the choice can take as a constant
+    fits_flash = True if max(width, width_v) <= 256 else False  # noqa: SIM210
+    dropout = True if dropout_p > 0.0 else False  # noqa: SIM210
+    top_left = is_causal and not same
+    backend = varlen_backends.choose(query.device, query.dtype, fits_flash, top_left, dropout)
+    if _transformed():
+        backend = "math"
     if query.device.type == "cuda":
         if q_lengths is None and host_q is not None and sum(host_q) != query.shape[0]:
             q_lengths = q_offsets.diff()
@@ -110,8 +115,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     if not (query.dtype == key.dtype == value.dtype and query.device == key.device == value.device):
         came = ", ".join(f"{x.dtype} on {x.device}" for x in (query, key, value))
         raise RuntimeError(
-            f"scaled_dot_product_attention(): got query, key and value of {came}. Expected one dtype and one "
-            f"device. Convert them: key.to(query)."
+            f"scaled_dot_product_attention(): got query, key and value of {came}. Expected one "
+            f"dtype and one device. Convert them: key.to(query)."
         )
     if not len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 3:
         problem = "three packed tensors of shape (rows, heads, head size)"
@@ -127,8 +132,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
         return
     came = ", ".join(str(tuple(s)) for s in shapes)
     raise RuntimeError(
-        f"scaled_dot_product_attention(): got packed query, key and value {came}. Expected {problem}. "
-        f"Reshape them to (rows, heads, head size) that agree."
+        f"scaled_dot_product_attention(): got packed query, key and value {came}. Expected "
+        f"{problem}. Reshape them to (rows, heads, head size) that agree."
     )
 
 
@@ -140,8 +145,12 @@ def _direct(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and type(key) in _PLAIN
         and type(value) in _PLAIN
         and not is_in_torch_dispatch_mode()
-        and not torch._C._are_functorch_transforms_active()
     )
+
+
+def _transformed() -> bool:
+    """Whether torch.func is at work (grad, vmap, jvp): it needs operators that it knows."""
+    return torch._C._are_functorch_transforms_active()  # noqa: TID251
 
 
 def _differentiable_gradients(
@@ -180,18 +189,20 @@ class _Varlen(torch.autograd.Function):
 
 
 _ARGS = (
-    "Tensor query, Tensor key, Tensor value, {0}Tensor q_offsets, Tensor k_offsets, Tensor? q_lengths, "
-    "Tensor? k_lengths, SymInt max_q, SymInt max_k, bool is_causal, float scale, float dropout_p, str backend"
+    "Tensor query, Tensor key, Tensor value, {0}Tensor q_offsets, Tensor k_offsets, "
+    "Tensor? q_lengths, Tensor? k_lengths, SymInt max_q, SymInt max_k, bool is_causal, "
+    "float scale, float dropout_p, str backend"
 )
-_STATE = "Tensor out, Tensor logsumexp, Tensor seed, Tensor seed_offset, "
+_STATE = "Tensor out, Tensor logsumexp, Tensor seed, Tensor seed_offset"
 
 _library = torch.library.Library("njt", "FRAGMENT")
 _library.define(
-    f"varlen_attention({_ARGS.format('')}) -> (Tensor out, Tensor logsumexp, Tensor seed, Tensor seed_offset)",
+    f"varlen_attention({_ARGS.format('')}) -> ({_STATE})",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
-    f"varlen_attention_backward(Tensor grad_out, {_ARGS.format(_STATE)}) -> (Tensor, Tensor, Tensor)",
+    f"varlen_attention_backward(Tensor grad_out, {_ARGS.format(_STATE + ', ')})"
+    " -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -259,3 +270,4 @@ torch.library.register_fake("njt::varlen_attention_backward", _backward_fake, li
 torch.library.register_autograd(
     "njt::varlen_attention", _backward_formula, setup_context=_setup_context, lib=_library
 )
+varlen_flops.register()

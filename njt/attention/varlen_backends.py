@@ -23,14 +23,14 @@ class Request(NamedTuple):
 
     device: torch.device
     dtype: torch.dtype
-    width: int  # the larger of both head sizes
+    fits_flash: bool  # both head sizes are at most 256
     top_left: bool  # causal, and the lengths of queries and keys may differ
     dropout: bool
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One row of the table. `takes` lists its conditions by name, so that a refusal can be explained."""
+    """One row of the table. `takes` lists its conditions by name, to explain a refusal."""
 
     name: str
     takes: dict[str, Callable[[Request], bool]]
@@ -63,7 +63,7 @@ BACKENDS = (
         {
             "on CUDA": lambda r: r.device.type == "cuda",
             "half precision": lambda r: r.dtype in _HALF,
-            "head size up to 256": lambda r: r.width <= 256,
+            "head size up to 256": lambda r: r.fits_flash,
             "equal lengths if causal": lambda r: not r.top_left,
             "flash enabled": lambda r: torch.backends.cuda.flash_sdp_enabled(),
             "a GPU that has it": lambda r: varlen_cuda.has_flash(r.device),
@@ -101,19 +101,20 @@ def force(name: str) -> Iterator[None]:
         _forced.pop()
 
 
-@torch.compiler.assume_constant_result  # a tracer keeps the name, and doesn't look at torch's switches
+# a tracer keeps the name, and doesn't look into torch's switches
+@torch.compiler.assume_constant_result
 def choose(
-    device: torch.device, dtype: torch.dtype, width: int, top_left: bool, dropout: bool
+    device: torch.device, dtype: torch.dtype, fits_flash: bool, top_left: bool, dropout: bool
 ) -> str:
-    """Name of the first backend that takes such a call; the arguments are the fields of `Request`."""
-    request = Request(device, dtype, width, top_left, dropout)
+    """Name of the first backend that takes such a call; the arguments are those of `Request`."""
+    request = Request(device, dtype, fits_flash, top_left, dropout)
     if _forced:
         reason = _BY_NAME[_forced[-1]].refusal(request)
         if reason is None:
             return _forced[-1]
         raise RuntimeError(
-            f"scaled_dot_product_attention(): backend {_forced[-1]!r} was forced, but it needs: {reason}. "
-            f"Expected another backend. Leave the choice to the table."
+            f"scaled_dot_product_attention(): got a call for the forced backend {_forced[-1]!r}. "
+            f"Expected: {reason}. Force another backend, or leave the choice to the table."
         )
     for backend in BACKENDS:
         if backend.refusal(request) is None:
@@ -137,7 +138,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tens
 def backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: object
 ) -> tuple[Tensor, ...]:
-    """Runs the backward of the backend that ran the forward; rest: out, logsumexp, [seeds], call."""
+    """Runs the backward of the backend that ran the forward. rest: out, logsumexp, seeds, call."""
     *state, call = rest
     assert isinstance(call, Call)
     run = _BY_NAME[call.backend].backward

@@ -1,4 +1,7 @@
-"""What one attention call is, apart from its three tensors. Field order is the operator's argument order."""
+"""What one attention call is, apart from its three tensors.
+
+The order of the fields is the order of the operator's arguments.
+"""
 
 from __future__ import annotations
 

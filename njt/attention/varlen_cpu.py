@@ -1,8 +1,8 @@
 """Attention over packed rows on CPU: sequences of equal lengths go through one flash call.
 
-query (total_q, H, D), key (total_k, Hk, D), value (total_k, Hk, D) -> (total_q, H, D), logsumexp (total_q, H).
-A plan, made once for a batch from the lengths on the host, says which rows form a block (n, L, H, D).
-Blocks are views where their rows are evenly spaced, else gathered by one index.
+query (total_q, H, D), key (total_k, Hk, D), value (total_k, Hk, D) -> (total_q, H, D) and logsumexp
+(total_q, H). A plan, made once for a batch from the lengths on the host, says which rows form a
+block (n, L, H, D). Blocks are views where their rows are evenly spaced, else gathered by one index.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from njt.attention.varlen_memo import Memo
 
 aten = torch.ops.aten
 
-# Above this many scores a head, one call a sequence costs nothing beside its arithmetic, and needs no gather.
+# Above this many scores a head, a call a sequence costs little beside its arithmetic: no gather.
 _GROUPED_SCORES = 96 * 96
-# Rows of one gathered block: small enough to stay in cache between the gather, the flash call and the write.
+# Rows of one gathered block: it stays in cache between the gather, the flash call and the write.
 _BLOCK_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where the rows of n sequences of equal length lie: evenly spaced from `start`, or listed in `index`."""
+    """Where the rows of n sequences of equal length lie: evenly spaced, or listed in `index`."""
 
     n: int
     length: int
@@ -110,7 +110,7 @@ def make_plan(
     total_q: int,
     total_k: int,
 ) -> Plan:
-    """Groups the sequences by their two lengths. Sequences without queries or without keys are in no block."""
+    """Groups the sequences by their two lengths; those without queries or keys are in no block."""
     groups: dict[tuple[int, int], list[int]] = {}
     for i, pair in enumerate(zip(q_lengths, k_lengths, strict=True)):
         groups.setdefault(pair, []).append(i)

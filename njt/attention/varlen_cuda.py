@@ -1,12 +1,12 @@
-"""Attention over packed rows on CUDA: flash and memory-efficient attention of torch, called directly.
+"""Attention over packed rows on CUDA: torch's flash and memory-efficient kernels, called directly.
 
-Both want int32 `cu_seqlens` without gaps. Offsets of another kind are converted once a tensor; sequences with
-gaps between them are moved together first, on the device, without a look at the lengths.
+Both want int32 `cu_seqlens` without gaps. Offsets of another kind are converted once a tensor;
+sequences with gaps between them are moved together first, on the device, without reading lengths.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ _FROM_TOP_LEFT = 1  # the kernel's number for "query i sees keys 0..i"
 
 
 class Packed(NamedTuple):
-    """`cu_seqlens`, and with gaps the source row of each packed row (`total` where there is none)."""
+    """`cu_seqlens`, and with gaps the source of each packed row (`total` where there is none)."""
 
     cu_seqlens: Tensor
     rows: Tensor | None
@@ -176,16 +176,18 @@ def efficient_backward(
 def fake_state(query: Tensor, call: Call) -> tuple[Tensor, ...]:
     """Shapes of logsumexp, seed and seed_offset."""
     heads = query.shape[1]
+    device = query.device
     if call.backend == "flash":
-        shape, seeds, dtype = (heads, query.shape[0]), (2,), torch.uint64
-    else:
-        rounded = (call.max_q + 31) // 32 * 32
-        shape, seeds, dtype = (call.q_offsets.shape[0] - 1, heads, rounded), (), torch.int64
-    new: Any = torch.empty
+        return (
+            torch.empty(heads, query.shape[0], dtype=torch.float32, device=device),
+            torch.empty(2, dtype=torch.uint64, device=device),
+            torch.empty((), dtype=torch.uint64, device=device),
+        )
+    batch, rounded = call.q_offsets.shape[0] - 1, (call.max_q + 31) // 32 * 32
     return (
-        new(shape, dtype=torch.float32, device=query.device),
-        new(seeds, dtype=dtype, device=query.device),
-        new((), dtype=dtype, device=query.device),
+        torch.empty(batch, heads, rounded, dtype=torch.float32, device=device),
+        torch.empty((), dtype=torch.int64, device=device),
+        torch.empty((), dtype=torch.int64, device=device),
     )
 
 

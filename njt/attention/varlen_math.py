@@ -1,7 +1,7 @@
-"""Attention over packed rows by plain composition: any device, any dtype, differentiable as often as asked.
+"""Attention over packed rows by plain composition: any device, any dtype, any order of derivative.
 
-The reference of the other backends, the second derivative of all of them, and the way for what they lack.
-Pads to (B, H, max_q, D), so memory grows with B * max_q * max_k.
+The reference of the other backends, their second derivative, and the way for what they lack. It
+pads to (B, H, max_q, D), so memory grows with B * max_q * max_k.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was worked out from offsets and lengths, kept as long as they live and are not written to."""
+"""What was worked out from offsets and lengths, kept while they live and are not written to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Entry(NamedTuple):
 
 
 class Memo:
-    """Results by the identity and version of the tensors they were made from, and a key of plain values."""
+    """Results by identity and version of the tensors they were made from, and a plain key."""
 
     def __init__(self) -> None:
         self._entries: dict[Any, _Entry] = {}
@@ -44,7 +44,7 @@ class Memo:
 def _dropper(entries: dict[Any, _Entry], place: Any) -> Callable[[Any], None]:
     def drop(ref: Any) -> None:
         entry = entries.get(place)
-        # an id may be in use again: drop the entry only if it is the one that this reference belongs to
+        # an id may be in use again: drop the entry only if this reference is its own
         if entry is not None and any(ref is kept for kept in entry.sources):
             del entries[place]
 
