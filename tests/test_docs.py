@@ -20,9 +20,17 @@ MODULES = sorted(
 )
 
 
+class _AnyRaggedSize(doctest.OutputChecker):
+    """The number in `j1` counts batches made so far in the process: any will do."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        want, got = (re.sub(r"\bj\d+\b", "j1", text) for text in (want, got))
+        return super().check_output(want, got, optionflags)
+
+
 def _run(test: doctest.DocTest) -> None:
     report: list[str] = []
-    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    runner = doctest.DocTestRunner(_AnyRaggedSize(), optionflags=doctest.NORMALIZE_WHITESPACE)
     runner.run(test, out=report.append, clear_globs=False)
     assert runner.failures == 0, "".join(report)
 
@@ -41,7 +49,7 @@ def test_doctests(module: str) -> None:
 
 def test_a_wrong_doctest_fails() -> None:
     wrong = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, None)
-    with pytest.raises(AssertionError, match="Expected:\n    3"):
+    with pytest.raises(AssertionError, match=r"Expected:\s+3\s+Got:\s+2"):
         _run(wrong)
 
 
