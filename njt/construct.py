@@ -139,6 +139,45 @@ def _from_components(
             "at least one tensor",
             "Make an empty batch with njt.nested_tensor_from_jagged(values, torch.tensor([0])).",
         )
+    d = _common_dim(components, dtype, device)
+    if d is None:
+        d = _differing_dim(op, components, dtype, device)
+    if dtype is not None or device is not None:
+        components = [t.to(device=device, dtype=dtype) for t in components]
+    packed = torch.cat(components, dim=d)
+    structure = Structure.from_lengths([t.shape[d] for t in components], packed.device)
+    return bridge.wrap(packed, structure, d + 1)
+
+
+def _common_dim(
+    components: list[Tensor], dtype: torch.dtype | None, device: torch.device | str | None
+) -> int | None:
+    """0 if everything but the first size agrees, the usual case; None to look closer."""
+    if not all(isinstance(t, Tensor) for t in components):
+        return None
+    if dtype is None and len({t.dtype for t in components}) > 1:
+        return None
+    if device is None and len({t.device for t in components}) > 1:
+        return None
+    tails = {t.shape[1:] for t in components}
+    return 0 if len(tails) == 1 and components[0].dim() > 0 and _one_rank(components) else None
+
+
+def _one_rank(components: list[Tensor]) -> bool:
+    return len({t.dim() for t in components}) == 1
+
+
+def _differing_dim(
+    op: str,
+    components: list[Tensor],
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+) -> int:
+    """The only dim in which the components differ.
+
+    Raises:
+        RuntimeError: there are several, or ranks, dtypes or devices differ.
+    """
     first = components[0]
     for i, t in enumerate(components):
         if not isinstance(t, Tensor):
@@ -172,12 +211,7 @@ def _from_components(
             "tensors that differ in one dim only",
             "Pad or cut the other dims to one size.",
         )
-    d = differing[0] if differing else 0
-    if dtype is not None or device is not None:
-        components = [t.to(device=device, dtype=dtype) for t in components]
-    packed = torch.cat(components, dim=d)
-    structure = Structure.from_lengths([t.shape[d] for t in components], packed.device)
-    return bridge.wrap(packed, structure, d + 1)
+    return differing[0] if differing else 0
 
 
 def nested_tensor_from_jagged(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
@@ -131,9 +132,11 @@ class _Aliased:
 
     def __call__(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = self.rule(func, args, kwargs)
-        # the helper wants wrappers on both sides; a dense view of the values aliases them already
         first = out[0] if isinstance(out, (tuple, list)) and out else out
-        if args and type(first) is type(args[0]):
+        # dense results are views of the values already; and where values are plain tensors the helper
+        # would only swap the empty storages of wrappers, which nobody sees: storage questions are
+        # answered by the values. That swap is half the cost of `detach`, so it is for tracing only.
+        if args and type(first) is type(args[0]) and type(first._values) is not Tensor:
             return return_and_correct_aliasing(func, args, kwargs, out)
         return out
 

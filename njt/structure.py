@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class Structure:
         "_max",
         "_min",
         "_moved",
+        "_multiples",
         "_same_layout",
         "_same_lengths",
         "_size",
@@ -88,6 +90,7 @@ class Structure:
         self._size: torch.SymInt | None = None
         self._derived: dict[str, Any] = {}
         self._moved: dict[torch.device, Structure] = {}
+        self._multiples: dict[int, Any] = {}
         self._same_lengths = _Proof()
         self._same_layout = _Proof()
         self._stamp = self._versions()
@@ -137,9 +140,7 @@ class Structure:
         dtype: torch.dtype = torch.int64,
     ) -> Structure:
         """A structure without gaps for lengths known on the host: no device is ever asked about it."""
-        starts = [0]
-        for n in host_lengths:
-            starts.append(starts[-1] + n)
+        starts = [0, *accumulate(host_lengths)]
         offsets = torch.tensor(starts, dtype=dtype, device=device)
         return Structure.find(offsets, host_lengths=host_lengths)
 
@@ -176,6 +177,15 @@ class Structure:
                 return size  # a fake tensor's memo may change; don't hold on to it
             self._size = size
         return self._size
+
+    def ragged_multiple(self, step: Any) -> Any:
+        """The ragged size times `step`, a stride of the batch dim; made once."""
+        if self.is_traced:
+            return self.ragged_size * step
+        multiple = self._multiples.get(step)
+        if multiple is None:
+            multiple = self._multiples[step] = self.ragged_size * step
+        return multiple
 
     @property
     def has_gaps(self) -> bool:

@@ -55,19 +55,19 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
         if like is not None:
             size, strides = like._size, like._strides
         else:
-            d = ragged_dim - 1
-            ragged, shape, steps = structure.ragged_size, values.shape, values.stride()
-            size = (structure.batch_size, *shape[:d], ragged, *shape[d + 1 :])
-            strides = (ragged * steps[d], *steps)
+            shape, steps = values.shape, values.stride()
+            if ragged_dim == 1:
+                size = (structure.batch_size, structure.ragged_size, *shape[1:])
+            else:
+                d = ragged_dim - 1
+                size = (structure.batch_size, *shape[:d], structure.ragged_size, *shape[d + 1 :])
+            strides = (structure.ragged_multiple(steps[ragged_dim - 1]), *steps)
         self = _compat.make_wrapper(cls, size, strides, values.dtype, values.device, requires_grad)
         self._values = values
         self._structure = structure
         self._ragged_dim = ragged_dim
         self._size = size
         self._strides = strides
-        if like is None:
-            _compat.mark_dynamic(self, {ragged_dim})
-            _compat.mark_dynamic(values, {ragged_dim - 1})
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -76,6 +76,7 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
     # how it is taken apart and put together again
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[int, bool]]:
+        _compat.mark_dynamic(self._values, {self._ragged_dim - 1})
         inner = ["_values", "_offsets"]
         if self._structure.lengths is not None:
             inner.append("_lengths")
@@ -140,7 +141,6 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
             self.data = other
         for name in ("_values", "_structure", "_ragged_dim", "_size", "_strides"):
             setattr(self, name, getattr(other, name))
-        _compat.mark_dynamic(self, {self._ragged_dim})
         return self
 
     # how an operator arrives
@@ -156,9 +156,10 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
         handler = _FUNCTIONS.get(func)
         if handler is not None:
             return handler(*args, **kwargs) if kwargs else handler(*args)
-        if len(args) > 1 and func not in _NO_UNIFY:
+        if len(args) > 1:
             args = _hooks["unify"](func, args)
-        kwargs = kwargs or {}
+        if kwargs is None:
+            kwargs = {}
         if torch.compiler.is_compiling() or _compat.proxy_tracing():
             with _compat.maybe_enable_thunkify(), _disable_function():
                 return func(*args, **kwargs)
@@ -182,6 +183,13 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
         return rule(func, args, kwargs or {})
 
     # what users read
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, j1, *): the ragged size is a symbol, equal for tensors of one structure."""
+        if torch.compiler.is_compiling():
+            return _SHAPE.__get__(self)
+        return torch.Size(self._size)
 
     @property
     def ragged_dim(self) -> int:
@@ -248,6 +256,14 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
         elif self.requires_grad:
             parts.append("requires_grad=True")
         return f"NestedTensor({', '.join(parts)})"
+
+    @property
+    def _dynamo_propagated_dynamic_indices(self) -> set[int]:
+        return self.__dict__.get("_dynamic_dims") or {self._ragged_dim}
+
+    @_dynamo_propagated_dynamic_indices.setter
+    def _dynamo_propagated_dynamic_indices(self, dims: set[int]) -> None:
+        self._dynamic_dims = dims
 
     # names that programs written for torch's class read or assign
 
@@ -343,5 +359,4 @@ def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], missing: E
 
 _hooks: dict[str, Callable[..., Any]] = {"unify": lambda func, args: args, "undeclared": _refuse}
 
-# reading an attribute never combines structures
-_NO_UNIFY = {torch.Tensor.shape.__get__}
+_SHAPE = torch.Tensor.shape
