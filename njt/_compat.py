@@ -142,8 +142,15 @@ def proxy_tracing() -> bool:
 
 
 def mark_dynamic(x: Tensor, dims: set[int]) -> None:
-    """Tells Dynamo that these dims vary from batch to batch, as a hint and not as a demand."""
-    x._dynamo_propagated_dynamic_indices = dims  # type: ignore[attr-defined]
+    """Tells Dynamo that these dims vary from batch to batch, as a hint and not as a demand.
+
+    Marks that are there, as on the outputs of compiled graphs, stay.
+    """
+    marks = getattr(x, "_dynamo_propagated_dynamic_indices", None)
+    if marks is None or not dims <= marks:
+        x._dynamo_propagated_dynamic_indices = (  # type: ignore[attr-defined]
+            set(dims) if marks is None else dims | marks
+        )
 
 
 def in_backward() -> bool:
