@@ -273,21 +273,27 @@ def _check_gradients(
     if not gradgrad:
         return
     weights = [torch.randn_like(t) for t in theirs]
-    again = _vjp(our_pieces, [o.leaf for o in leafy], weights, False)
-    their_again = _vjp(theirs, [leaf for o in leafy for leaf in o.their_leaves], weights, False)
+    again = _vjp(our_pieces, [o.leaf for o in leafy], weights, again=True)
+    their_again = _vjp(
+        theirs, [leaf for o in leafy for leaf in o.their_leaves], weights, again=True
+    )
     pieces = [piece for o, g in zip(leafy, again) for piece in o.pieces(g)]
     _compare_gradients("second gradient", pieces, their_again, leafy, tolerance)
-    again = _vjp(our_pieces, cotangents, weights, False)
-    their_again = _vjp(theirs, their_cotangents, weights, False)
+    again = _vjp(our_pieces, cotangents, weights)
+    their_again = _vjp(theirs, their_cotangents, weights)
     pieces = [piece for p, g in zip(pairs, again) for piece in p.cut(g)]
     for k, (a, b) in enumerate(zip(pieces, their_again, strict=True)):
         _close(f"gradient of cotangent {k}", a, b, tolerance)
 
 
 def _vjp(
-    outputs: list[Tensor], inputs: list[Any], cotangents: list[Tensor], create_graph: bool
+    outputs: list[Tensor],
+    inputs: list[Any],
+    cotangents: list[Tensor],
+    create_graph: bool = False,
+    again: bool = False,
 ) -> list[Tensor]:
-    """Gradients of `inputs`; zeros where there is no path."""
+    """Gradients of `inputs`; zeros where there is no path. `again`: the graph is needed once more."""
     linked = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
     if not linked:
         return [torch.zeros_like(i) for i in inputs]
@@ -296,7 +302,7 @@ def _vjp(
         inputs,
         [c for _, c in linked],
         create_graph=create_graph,
-        retain_graph=True,
+        retain_graph=create_graph or again,
         allow_unused=True,
     )
     return [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, found)]
