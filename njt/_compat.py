@@ -169,6 +169,8 @@ def redispatch_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def has_composite(func: Any) -> bool:
     """Whether `redispatch_composite` would find a decomposition."""
+    if not torch._C._dispatch_has_kernel(func.name()):  # known to the JIT alone, as aten::size
+        return False
     return any(
         torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in COMPOSITE_KEYS
     )

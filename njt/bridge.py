@@ -24,6 +24,8 @@ _no_function = torch._C.DisableTorchFunctionSubclass
 def values(x: NestedTensor) -> Tensor:
     """The packed values of `x`, differentiable; gap rows included, their gradient is zero."""
     if x.requires_grad and torch.is_grad_enabled():
+        if x.dtype.is_complex:
+            return _ComplexValues.apply(x)
         with _no_function():
             return aten._nested_get_values.default(x)
     return x._values
@@ -33,6 +35,8 @@ def nested_view(
     values: Tensor, structure: Structure, ragged_dim: int = 1, like: NestedTensor | None = None
 ) -> NestedTensor:
     """A nested tensor that is a view of `values` for autograd: writes through either are seen by both."""
+    if values.dtype.is_complex and values.requires_grad and torch.is_grad_enabled():
+        return _ComplexView.apply(values, structure, ragged_dim)
     dummy = _dummy() if like is None else like
     with _no_function():
         return aten._nested_view_from_jagged.default(
@@ -47,6 +51,31 @@ def wrap(
     if structure.is_traced or (values.requires_grad and torch.is_grad_enabled()):
         return nested_view(values, structure, ragged_dim, like)
     return NestedTensor(values, structure, ragged_dim)
+
+
+class _ComplexValues(torch.autograd.Function):
+    """Packed values of a complex tensor, for which torch's own view operator has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: NestedTensor) -> Tensor:
+        ctx.structure, ctx.ragged_dim = x._structure, x._ragged_dim
+        return x._values.view_as(x._values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> NestedTensor:
+        return wrap(grad, ctx.structure, ctx.ragged_dim)
+
+
+class _ComplexView(torch.autograd.Function):
+    """The reverse of `_ComplexValues`."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, structure: Structure, ragged_dim: int) -> NestedTensor:
+        return NestedTensor(packed, structure, ragged_dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: NestedTensor) -> tuple[Tensor, None, None]:
+        return without_gaps(values(grad), grad), None, None
 
 
 def compact_values(x: NestedTensor) -> Tensor:
@@ -148,6 +177,7 @@ def _single_rows(x: NestedTensor) -> bool:
 
 
 tensor._hooks["unify"] = _unify
+tensor._hooks["complex_values"] = values
 
 
 _DUMMY: list[NestedTensor] = []
@@ -164,13 +194,18 @@ def _dummy() -> NestedTensor:
 
 def masked_for_backward(x: NestedTensor) -> Tensor:
     """The values of a gradient: rows in gaps belong to nobody and must not carry what they hold."""
+    return without_gaps(x._values.detach(), x)
+
+
+def without_gaps(packed: Tensor, x: NestedTensor) -> Tensor:
+    """The values of `x`, zero in gap rows."""
     if not x._structure.has_gaps:
-        return x._values.detach()
+        return packed
     d = x._ragged_dim - 1
-    mask = x._structure.row_mask(x._values.shape[d])
-    shape = [1] * x._values.dim()
+    mask = x._structure.row_mask(packed.shape[d])
+    shape = [1] * packed.dim()
     shape[d] = -1
-    return torch.where(mask.view(shape), x._values, torch.zeros_like(x._values))
+    return torch.where(mask.view(shape), packed, packed.new_zeros(()))
 
 
 def is_traced(x: NestedTensor) -> bool:

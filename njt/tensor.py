@@ -234,6 +234,8 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
 
     def values(self) -> Tensor:
         """The packed values, one dim fewer than the nested tensor: a view, gaps included."""
+        if self.dtype.is_complex:
+            return _hooks["complex_values"](self)
         return torch.ops.aten._nested_get_values.default(self)
 
     def __len__(self) -> int:

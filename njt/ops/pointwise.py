@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import torch
 
-from njt.registry import declare, declare_tag
-from njt.rules.pointwise import Pointwise
-
-aten = torch.ops.aten
+from njt.registry import declare, declare_named, declare_tag, overloads
+from njt.rules.pointwise import Pointwise, PointwiseAbove
 
 declare_tag(torch.Tag.pointwise, Pointwise())
 
-declare(aten.fill_.Scalar, Pointwise())
-declare(aten.fill_.Tensor, Pointwise())
-declare(aten.zero_.default, Pointwise())
+UNTAGGED = """
+    __irshift__ abs_ bucketize complex copysign_ elu_backward eq_ fill fill_ floor_divide
+    floor_divide_ gcd_ ge_ gelu_ gelu_backward gt_ hardshrink_backward hardsigmoid_backward
+    hardswish hardswish_ hardswish_backward hardtanh_backward heaviside_ lcm_ le_
+    leaky_relu_backward log_sigmoid_backward log_sigmoid_forward logit_backward lt_
+    masked_fill masked_fill_ mish_ mish_backward nan_to_num ne_ polar rsub sigmoid_backward
+    silu_backward softplus_backward softshrink_backward tanh_backward threshold_
+    threshold_backward xlogy_ zero zero_
+""".split()
+for _name in UNTAGGED:
+    for _overload in overloads(_name):
+        if torch.Tag.pointwise not in _overload.tags:
+            declare(_overload, Pointwise())
+
+# torch's derivatives of these make dense zeros of the operand's sizes, or know no complex nested views
+for _function in (torch.complex, torch.copysign, torch.nextafter, torch.polar, torch.sgn):
+    declare_named(_function.__name__, PointwiseAbove(_function), aten=())

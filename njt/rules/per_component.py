@@ -19,6 +19,9 @@ from njt import bridge, errors, tensor
 from njt.structure import Structure
 from njt.tensor import NestedTensor
 
+# functions of nested tensors that run other operators: what is missing is missing in those
+_NOT_OPERATORS = {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
+
 FALLBACKS: Counter[str] = Counter()
 
 
@@ -47,7 +50,7 @@ def per_component(
     """
     nested = _nested_in(args) + _nested_in(tuple(kwargs.values()))
     name = bridge.name_of(func)
-    if not nested or any(bridge.is_traced(x) for x in nested):
+    if func in _NOT_OPERATORS or not nested or any(bridge.is_traced(x) for x in nested):
         raise missing
     x = nested[0]
     if not FALLBACKS[name]:

@@ -7,9 +7,10 @@ Ragged dim: any, the same for all operands. May import bridge, tensor, kernels, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
@@ -95,10 +96,33 @@ def _wrapped(x: NestedTensor, out: Any) -> Any:
     return type(out)(_wrapped(x, o) for o in out)
 
 
+@dataclass(frozen=True)
+class PointwiseAbove:
+    """A handler above autograd, for functions whose derivative in torch can't take nested sizes.
+
+    The rest as `Pointwise`.
+    """
+
+    dense: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs = {{"self": "input"}.get(k, k): a for k, a in kwargs.items()}
+        operands = [a for a in (*args, *kwargs.values()) if isinstance(a, NestedTensor)]
+        if not operands:
+            return self.dense(*args, **kwargs)
+        x = _leader(operands)
+        fit = _Fit(self.dense.__name__, x, compacted=False, differentiable=True)
+        out = self.dense(*(fit(a) for a in args), **{k: fit(a) for k, a in kwargs.items()})
+        return bridge.wrap(out, x._structure, x._ragged_dim, x)
+
+
 class _Fit:
     """Turns operands into tensors that line up with the values of `lead`."""
 
-    def __init__(self, op: str, lead: NestedTensor, compacted: bool) -> None:
+    def __init__(
+        self, op: str, lead: NestedTensor, compacted: bool, differentiable: bool = False
+    ) -> None:
+        self.differentiable = differentiable
         self.op = op
         self.lead = lead
         self.compacted = compacted
@@ -130,7 +154,9 @@ class _Fit:
                 # fewer dims line up from the right, as dense operands do
                 if lead.dim() - a.dim() != lead._ragged_dim - a._ragged_dim or a.dim() < lead.dim():
                     raise errors.different_ragged_dims(self.op, lead, a)
-        return bridge.compact_values(a) if self.compacted else a._values
+        if self.compacted:
+            return bridge.compact_values(a)
+        return bridge.values(a) if self.differentiable else a._values
 
     def dense(self, t: Tensor) -> Tensor:
         """A dense operand, seen from the values."""
