@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 try:  # base class: Dynamo takes a nested tensor only if it is an instance of torch's own class
     from torch.nested._internal import nested_tensor as _torch_nested
@@ -115,6 +116,13 @@ def same_ragged_size(a: Any, b: Any) -> bool:
     return bool(na.expr == nb.expr)
 
 
+# what `tie` needs of a ShapeEnv to take an unknown size out of its books
+_UNKNOWN_SIZES = ("size_like", "unbacked_inputs", "pending_fresh_unbacked_symbols")
+# Outer sizes that Dynamo is told to take for unknown, since `tie` says at once what they are: a known
+# size of 1 would be compiled in. Without these fields: a batch of one component compiles once more.
+UNKNOWN_DIMS: set[int] = {0} if all(hasattr(ShapeEnv(), f) for f in _UNKNOWN_SIZES) else set()
+
+
 def tie(outer: Any, inner: Any) -> None:
     """Makes a traced outer size an alias of the inner size it is derived from.
 
@@ -127,6 +135,10 @@ def tie(outer: Any, inner: Any) -> None:
             and symbol not in env.replacements
             and symbol not in expr.free_symbols
         ):
+            for field in _UNKNOWN_SIZES:
+                unknown = getattr(env, field, ())
+                if symbol in unknown:
+                    unknown.remove(symbol)
             env._set_replacement(symbol, expr, "njt: outer size derived from inner size")
 
 

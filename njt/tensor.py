@@ -76,11 +76,14 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
     # how it is taken apart and put together again
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[int, bool]]:
+        structure = self._structure
         _compat.mark_dynamic(self._values, {self._ragged_dim - 1})
+        _compat.mark_dynamic(structure.offsets, {0})
         inner = ["_values", "_offsets"]
-        if self._structure.lengths is not None:
+        if structure.lengths is not None:
+            _compat.mark_dynamic(structure.lengths, {0})
             inner.append("_lengths")
-        if self._structure.extent is not None:
+        if structure.extent is not None:
             inner.append("_extent")
         return inner, (self._ragged_dim, self.requires_grad)
 
@@ -259,9 +262,13 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
             parts.append("requires_grad=True")
         return f"NestedTensor({', '.join(parts)})"
 
+    # what Dynamo asks about our outer sizes: the number of components and their lengths vary
+
+    _dynamo_unbacked_indices: set[int] = _compat.UNKNOWN_DIMS
+
     @property
     def _dynamo_propagated_dynamic_indices(self) -> set[int]:
-        return self.__dict__.get("_dynamic_dims") or {self._ragged_dim}
+        return self.__dict__.get("_dynamic_dims") or {0, self._ragged_dim}
 
     @_dynamo_propagated_dynamic_indices.setter
     def _dynamo_propagated_dynamic_indices(self, dims: set[int]) -> None:
