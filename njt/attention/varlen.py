@@ -104,7 +104,7 @@ def varlen_attention(
         ):
             out = _Varlen.apply(query, key, value, call)
         else:
-            out = varlen_backends.forward(query, key, value, call)[0]
+            out = varlen_backends.forward(query, key, value, call, keep=False)[0]
     else:
         out = torch.ops.njt.varlen_attention(query, key, value, *call)[0]
     return out if width_v == full else out[..., :width_v]
@@ -165,7 +165,7 @@ def _differentiable_gradients(
     with torch.enable_grad():
         inputs = [x.view_as(x) for x in (query, key, value)]
         wanted = [x for x in inputs if x.requires_grad]
-        out = math_attention(*inputs, call)
+        out = math_attention(inputs[0], inputs[1], inputs[2], call)
         found = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
     return tuple(next(found) if x.requires_grad else None for x in inputs)
 

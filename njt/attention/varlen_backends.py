@@ -34,7 +34,7 @@ class Backend:
 
     name: str
     takes: dict[str, Callable[[Request], bool]]
-    forward: Callable[[Tensor, Tensor, Tensor, Call], tuple[Tensor, ...]] | None
+    forward: Callable[[Tensor, Tensor, Tensor, Call, bool], tuple[Tensor, ...]] | None
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None
     multiple: int = 1  # the head size is padded to a multiple of this
 
@@ -128,11 +128,13 @@ def padded_width(name: str, width: int) -> int:
     return width if multiple == 1 else -(-width // multiple) * multiple
 
 
-def forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, ...]:
-    """Runs the chosen backend."""
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, keep: bool = True
+) -> tuple[Tensor, ...]:
+    """Runs the chosen backend; only if told to `keep` need all but the output be right."""
     run = _BY_NAME[call.backend].forward
     assert run is not None
-    return run(query, key, value, call)
+    return run(query, key, value, call, keep)
 
 
 def backward(

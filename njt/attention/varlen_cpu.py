@@ -19,10 +19,10 @@ from njt.attention.varlen_memo import Memo
 
 aten = torch.ops.aten
 
-# Above this many scores a head, a call a sequence costs little beside its arithmetic: no gather.
-_GROUPED_SCORES = 96 * 96
-# Rows of one gathered block: it stays in cache between the gather, the flash call and the write.
-_BLOCK_ROWS = 1024
+# Where a sequence has more bytes, moving them costs more than the call that a shared block saves.
+_GATHERED_BYTES = 64 * 1024
+# One gathered block, a thread: it stays in cache between the gather, the flash call and the write.
+_BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +40,22 @@ class Rows:
         if self.index is not None:
             rows = packed.index_select(0, self.index)
             return rows.view(self.n, self.length, *rows.shape[1:]).transpose(1, 2)
-        return self._view(packed).transpose(1, 2)
+        return self._view(packed)
 
     def write(self, packed: Tensor, block: Tensor) -> None:
         """Copies (n, H, length, *) into its rows of (total, H, *)."""
-        block = block.transpose(1, 2)
         if self.index is None:
             self._view(packed).copy_(block)
         else:
-            packed.index_copy_(0, self.index, block.reshape(-1, *packed.shape[1:]))
+            rows = block.transpose(1, 2).reshape(-1, *packed.shape[1:])
+            packed.index_copy_(0, self.index, rows)
 
     def _view(self, packed: Tensor) -> Tensor:
-        row, *rest = packed.stride()
+        heads, *features = packed.shape[1:]
+        row, head, *feature = packed.stride()
         return packed.as_strided(
-            (self.n, self.length, *packed.shape[1:]),
-            (self.step * row, row, *rest),
+            (self.n, heads, self.length, *features),
+            (self.step * row, head, row, *feature),
             packed.storage_offset() + self.start * row,
         )
 
@@ -78,8 +79,12 @@ class Plan:
 _memo = Memo()
 
 
-def plan_of(call: Call, total_q: int, total_k: int) -> Plan:
+def plan_of(call: Call, query: Tensor, key: Tensor) -> Plan:
     """The plan of a call, kept as long as its offsets and lengths live."""
+    total_q, heads, width = query.shape
+    total_k = key.shape[0]
+    row_bytes = max(1, heads * width * query.element_size())
+    limits = _GATHERED_BYTES // row_bytes, _BLOCK_BYTES * torch.get_num_threads() // row_bytes
     q, k = (call.q_offsets, call.q_lengths), (call.k_offsets, call.k_lengths)
     shared = q[0] is k[0] and q[1] is k[1]
     sources = tuple(x for x in (q if shared else q + k) if x is not None)
@@ -87,11 +92,11 @@ def plan_of(call: Call, total_q: int, total_k: int) -> Plan:
     def make() -> Plan:
         q_side = _host(*q)
         k_side = q_side if shared else _host(*k)
-        return make_plan(*q_side, *k_side, total_q, total_k)
+        return make_plan(*q_side, *k_side, total_q, total_k, *limits)
 
     # which of two sources is what: the count of sources says it only together with the kinds
     kinds = (call.q_lengths is None, call.k_lengths is None, shared)
-    return _memo.get(sources, (kinds, total_q, total_k), make)
+    return _memo.get(sources, (kinds, total_q, total_k, limits), make)
 
 
 def _host(offsets: Tensor, lengths: Tensor | None) -> tuple[list[int], list[int]]:
@@ -109,8 +114,14 @@ def make_plan(
     k_lengths: Sequence[int],
     total_q: int,
     total_k: int,
+    longest: int,
+    block_rows: int,
 ) -> Plan:
-    """Groups the sequences by their two lengths; those without queries or keys are in no block."""
+    """Groups the sequences by their two lengths; those without queries or keys are in no block.
+
+    Sequences of more than `longest` rows are not gathered: one call each. A gathered block has about
+    `block_rows` rows.
+    """
     groups: dict[tuple[int, int], list[int]] = {}
     for i, pair in enumerate(zip(q_lengths, k_lengths, strict=True)):
         groups.setdefault(pair, []).append(i)
@@ -122,15 +133,23 @@ def make_plan(
             continue
         covered_q += length_q * len(members)
         covered_k += length_k * len(members)
-        for part in _parts(members, length_q, length_k, q_starts, k_starts):
+        if _step(members, q_starts) and _step(members, k_starts):
+            parts = [members]
+        else:
+            longer = max(length_q, length_k)
+            n = max(1, block_rows // longer) if longer <= longest else 1
+            parts = [members[i : i + n] for i in range(0, len(members), n)]
+        for part in parts:
             q = _rows(part, length_q, q_starts)
             blocks.append((q, q if shared else _rows(part, length_k, k_starts)))
     return Plan(tuple(blocks), covered_q == total_q, covered_k == total_k)
 
 
-def forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Output (total_q, H, D) and logsumexp (total_q, H); rows in no block get 0."""
-    plan = plan_of(call, query.shape[0], key.shape[0])
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, keep: bool = True
+) -> tuple[Tensor, ...]:
+    """Output (total_q, H, D) and to `keep` logsumexp (total_q, H); rows in no block get 0."""
+    plan = plan_of(call, query, key)
     is_causal, scale = call.is_causal, call.scale
     query, key, value = (_last_dim_dense(x) for x in (query, key, value))
     flash = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -152,7 +171,8 @@ def forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tens
             q.read(query), k.read(key), k.read(value), 0.0, is_causal, scale=scale
         )
         q.write(packed, out)
-        q.write(sums, logsumexp)
+        if keep:
+            q.write(sums, logsumexp)
     return packed, sums
 
 
@@ -167,7 +187,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, packed as they are; rows in no block get 0."""
     call: Call = rest[-1]
-    plan = plan_of(call, query.shape[0], key.shape[0])
+    plan = plan_of(call, query, key)
     is_causal, scale = call.is_causal, call.scale
     grad_out, query, key, value = (_last_dim_dense(x) for x in (grad_out, query, key, value))
     flash = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -210,22 +230,6 @@ def fake_state(query: Tensor, call: Call) -> tuple[Tensor, ...]:
         new(0, dtype=torch.int64),
         new(0, dtype=torch.int64),
     )
-
-
-def _parts(
-    members: list[int],
-    length_q: int,
-    length_k: int,
-    q_starts: Sequence[int],
-    k_starts: Sequence[int],
-) -> list[list[int]]:
-    """The members of a group as they go into one flash call each."""
-    if _step(members, q_starts) and _step(members, k_starts):
-        return [members]
-    if length_q * length_k > _GROUPED_SCORES:
-        return [[i] for i in members]
-    size = max(1, _BLOCK_ROWS * torch.get_num_threads() // max(length_q, length_k))
-    return [members[i : i + size] for i in range(0, len(members), size)]
 
 
 def _rows(members: list[int], length: int, starts: Sequence[int]) -> Rows:

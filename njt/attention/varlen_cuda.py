@@ -48,7 +48,9 @@ def has_flash(device: torch.device) -> bool:
     )
 
 
-def flash_forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, ...]:
+def flash_forward(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, keep: bool = True
+) -> tuple[Tensor, ...]:
     """Output (total_q, H, D), logsumexp (H, total_q), seed, seed_offset."""
     if _is_empty(query, key, call):
         return _nothing(query, call)
@@ -108,7 +110,9 @@ def flash_backward(
     )
 
 
-def efficient_forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, ...]:
+def efficient_forward(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, keep: bool = True
+) -> tuple[Tensor, ...]:
     """Output (total_q, H, D), logsumexp (B, H, max_q rounded up to 32), seed, seed_offset."""
     if _is_empty(query, key, call):
         return _nothing(query, call)
@@ -125,7 +129,7 @@ def efficient_forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> 
         call.max_k,
         call.dropout_p,
         _FROM_TOP_LEFT if call.is_causal else 0,
-        True,
+        keep,
         scale=call.scale,
     )
     return q_rows.write(out.squeeze(0), query.shape[0]), logsumexp, seed, seed_offset
