@@ -6,6 +6,9 @@ May import torch only.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -146,6 +149,15 @@ def remember_fake_size(source: Tensor, size: Any) -> None:
     """Gives fake offsets the ragged size that the tracer chose for them."""
     if isinstance(source, FakeTensor):
         source.nested_int_memo = size
+
+
+@lru_cache(maxsize=None)
+def code_digest() -> str:
+    """What identifies this package's code in the key of a compiler cache on disk."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def proxy_tracing() -> bool:

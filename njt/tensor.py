@@ -6,6 +6,7 @@ May import registry, structure, errors, dims, _compat.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,6 +103,16 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
                 _compat.tie(outer, inner_size)
         structure = Structure.find(offsets, lengths, extent=inner.get("_extent"))
         return NestedTensor(values, structure, ragged_dim, requires_grad)
+
+    def _stable_hash_for_caching(self) -> str:
+        """What a compiled graph may depend on, for the compilers' caches on disk."""
+        parts: list[object] = [_compat.code_digest(), self._ragged_dim, self.requires_grad]
+        parts += [str(self._size), str(self._strides)]
+        for name in self.__tensor_flatten__()[0]:
+            inner = getattr(self, name)
+            parts += [name, inner.dtype, inner.device, inner.requires_grad]
+            parts += [str(inner.shape), str(inner.stride()), str(inner.storage_offset())]
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _rebuild, (self._values, self._structure, self._ragged_dim, self.requires_grad)
