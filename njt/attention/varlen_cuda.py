@@ -6,6 +6,7 @@ sequences with gaps between them are moved together first, on the device, withou
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -41,6 +42,7 @@ class Packed(NamedTuple):
         return spread.index_copy_(0, self.rows, x)[:total]
 
 
+@functools.cache
 def has_flash(device: torch.device) -> bool:
     """Whether torch was built with flash attention and the GPU can run it."""
     return torch.backends.cuda.is_flash_attention_available() and (
@@ -132,7 +134,8 @@ def efficient_forward(
         keep,
         scale=call.scale,
     )
-    return q_rows.write(out.squeeze(0), query.shape[0]), logsumexp, seed, seed_offset
+    out = _clear_blind(out.squeeze(0), q_rows, k_rows)
+    return q_rows.write(out, query.shape[0]), logsumexp, seed, seed_offset
 
 
 def efficient_backward(
@@ -171,7 +174,7 @@ def efficient_backward(
         scale=call.scale,
     )
     return (
-        q_rows.write(grad_q.squeeze(0), query.shape[0]),
+        q_rows.write(_clear_blind(grad_q.squeeze(0), q_rows, k_rows), query.shape[0]),
         k_rows.write(_collect(grad_k.squeeze(0), heads_k), key.shape[0]),
         k_rows.write(_collect(grad_v.squeeze(0), heads_k), key.shape[0]),
     )
@@ -236,6 +239,18 @@ def _make_packed(offsets: Tensor, lengths: Tensor | None, total: int) -> Packed:
     rows = torch.where(inside, offsets[sequence] + (place - starts[sequence]), total)
     cu_seqlens = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
     return Packed(cu_seqlens, rows)
+
+
+def _clear_blind(x: Tensor, q_rows: Packed, k_rows: Packed) -> Tensor:
+    """Rows of sequences without keys set to 0: the kernel never comes to write them."""
+    if q_rows is k_rows:
+        return x
+    place = torch.arange(x.shape[0], device=x.device, dtype=torch.int32)
+    sequence = torch.searchsorted(q_rows.cu_seqlens[1:], place, right=True)
+    # rows past the last sequence count as the last one's
+    empty = k_rows.cu_seqlens.diff() == 0
+    blind = empty[sequence.clamp_(max=empty.shape[0] - 1)]
+    return x.masked_fill_(blind[:, None, None], 0.0)
 
 
 def _expand(x: Tensor, heads: int) -> Tensor:

@@ -45,4 +45,5 @@ def register() -> None:
     """Tells torch's counter about both operators."""
     operators = torch.ops.njt.varlen_attention, torch.ops.njt.varlen_attention_backward
     for operator, formula in zip(operators, (_forward_flops, _backward_flops), strict=True):
-        register_flop_formula(operator, get_raw=True)(formula)
+        decorate: Any = register_flop_formula(operator, get_raw=True)
+        decorate(formula)

@@ -32,17 +32,23 @@ class Batch:
     gap: int = 0
     index: torch.dtype = torch.int64
 
-    def side(self, lengths: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    def side(
+        self, lengths: tuple[int, ...], device: torch.device | str
+    ) -> tuple[Tensor, Tensor | None]:
         widths = torch.tensor([0, *(n + self.gap for n in lengths)], dtype=self.index)
         return (
-            widths.cumsum(0, dtype=self.index),
-            torch.tensor(lengths, dtype=self.index) if self.gap else None,
+            widths.cumsum(0, dtype=self.index).to(device),
+            torch.tensor(lengths, dtype=self.index, device=device) if self.gap else None,
         )
 
-    def arguments(self) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
-        q_offsets, q_lengths = self.side(self.q)
+    def arguments(
+        self, device: torch.device | str = "cpu"
+    ) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+        q_offsets, q_lengths = self.side(self.q, device)
         keys = self.q if self.k is None else self.k
-        k_offsets, k_lengths = (q_offsets, q_lengths) if self.k is None else self.side(keys)
+        k_offsets, k_lengths = q_offsets, q_lengths
+        if self.k is not None:
+            k_offsets, k_lengths = self.side(keys, device)
         return (q_offsets, k_offsets), {
             "q_lengths": q_lengths,
             "k_lengths": k_lengths,
@@ -124,7 +130,7 @@ def check(
     run: Callable[..., Tensor], batch: Batch, x: list[Tensor], gqa: bool = False, **kwargs: Any
 ) -> None:
     """Values and gradients of `run` and of the loop, for one random cotangent."""
-    offsets, more = batch.arguments()
+    offsets, more = batch.arguments(x[0].device)
     out = run(*x, *offsets, **more, **kwargs, enable_gqa=gqa)
     wanted = loop(batch, *x, **kwargs, enable_gqa=gqa)
     tolerance = TOLERANCE[x[0].dtype]
