@@ -199,7 +199,8 @@ def masked_for_backward(x: NestedTensor) -> Tensor:
 
 def without_gaps(packed: Tensor, x: NestedTensor) -> Tensor:
     """The values of `x`, zero in gap rows."""
-    if not x._structure.has_gaps:
+    # the gradient of a step function is a tensor without storage, zero in gaps as well
+    if not x._structure.has_gaps or packed._is_zerotensor():
         return packed
     d = x._ragged_dim - 1
     mask = x._structure.row_mask(packed.shape[d])

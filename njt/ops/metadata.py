@@ -56,7 +56,26 @@ def _is_same_size(a: Any, b: Any) -> bool:
     return rest_a == rest_b and bool(a._structure.same_lengths(b._structure))
 
 
+def _sizes_on_host(x: NestedTensor) -> Tensor:
+    """(B, dims of a component), what torch's strided nested tensors keep; C++ asks for it in messages."""
+    shape = list(x._values.shape)
+    d = x._ragged_dim - 1
+    return torch.tensor(
+        [[*shape[:d], n, *shape[d + 1 :]] for n in x._structure.host_lengths()], dtype=torch.int64
+    ).reshape(x._structure.batch_size, len(shape))
+
+
+def _strides_on_host(x: NestedTensor) -> Tensor:
+    steps = torch.tensor(x._values.stride(), dtype=torch.int64)
+    return steps.expand(x._structure.batch_size, -1).clone()
+
+
 LINES = {
+    aten._nested_tensor_size.default: _sizes_on_host,
+    aten._nested_tensor_strides.default: _strides_on_host,
+    # torch differentiates `values` by a view over these three; a tensor of ours among them brings that
+    # call to `_view_from_buffer`, which knows the structure
+    aten._nested_tensor_storage_offsets.default: lambda x: x.with_values(x._values.detach()),
     aten.sym_size.default: lambda x: x._size,
     aten.sym_stride.default: lambda x: x._strides,
     aten.sym_storage_offset.default: lambda x: x._values.storage_offset(),
@@ -98,3 +117,11 @@ def _view_from_jagged(
     values, offsets, _, lengths, ragged_dim, _, extent = (*args, *(None,) * 7)[:7]
     structure = Structure.find(offsets, lengths, extent=extent)
     return NestedTensor(values, structure, 1 if ragged_dim is None else ragged_dim)
+
+
+@implements(aten._nested_view_from_buffer.default)
+def _view_from_buffer(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> NestedTensor:
+    packed, like = args[0], args[3]
+    return like.with_values(packed.detach())
