@@ -381,7 +381,7 @@ def from_padded(
             "Pass lengths= of the sequences.",
         )
     if padding_side not in ("left", "right"):
-        raise errors.bad_value(op, f"padding_side={padding_side!r}", '"left" or "right"', "Fix it.")
+        raise errors.bad_value(op, f"padding_side={padding_side!r}", '"left" or "right"', "Name the side that padding is on.")
     if padded.is_nested or not 1 <= ragged_dim < padded.dim():
         raise errors.bad_value(
             op,
