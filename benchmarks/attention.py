@@ -1,6 +1,6 @@
 """Attention on ragged batches: njt against torch's own class, a loop, and a padded batch with a mask.
 
-    python benchmarks/attention.py [--device cuda] [--quick] [--json out.json] [--only NAME]
+    python benchmarks/attention.py [--device cuda] [--quick] [--json FILE] [--only NAME] [--tilings]
 
 All peers of a row run interleaved in one process; a figure is the median of njt over the median of the
 peer, so below 1 njt is faster. CPU: process time, one thread. CUDA: time between events, with enough
@@ -10,6 +10,7 @@ calls between two events that the queue never runs dry for long batches, and hos
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import statistics
@@ -23,7 +24,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from njt.attention import varlen_backends
 from njt.attention.varlen import varlen_attention
+from njt.attention.varlen_call import Call
+
+try:
+    import triton
+
+    from njt.attention import varlen_triton
+except ImportError:
+    triton = varlen_triton = None
 
 aten = torch.ops.aten
 
@@ -197,7 +207,9 @@ def peers(batch: Batch, device: str) -> dict[str, tuple[Callable[[], Any], Calla
 
         return forward, lambda: backward(run())
 
-    found = {"njt": pair(batch.njt), "loop": pair(batch.loop)}
+    found = {"njt": pair(batch.njt)}
+    if device == "cpu" or len(batch.shape.lengths) <= 64:
+        found["loop"] = pair(batch.loop)
     if not batch.shape.causal:
         found["torch nested"] = pair(batch.torch_nested, batch.backward_contiguous)
     if batch.fits_padded:
@@ -205,7 +217,48 @@ def peers(batch: Batch, device: str) -> dict[str, tuple[Callable[[], Any], Calla
     if device == "cuda":
         raw = RawFlash(batch)
         found["raw flash"] = raw.forward, raw.both
+        found["njt triton"] = tuple(map(forced_triton, found["njt"]))
     return found
+
+
+def forced_triton(run: Callable[[], Any]) -> Callable[[], Any]:
+    def inner() -> Any:
+        with varlen_backends.force("triton"):
+            return run()
+
+    return inner
+
+
+def try_tilings(shape: Shape, dtype: torch.dtype) -> None:
+    """Milliseconds of the Triton kernels by block sizes, warps and stages (CUDA)."""
+    batch = Batch(shape, "cuda", dtype)
+    forward, both = peers(batch, "cuda")["njt triton"]
+    q, k, v = (x.detach() for x in batch.packed())
+    n = batch.longest
+    call = Call(batch.offsets, batch.offsets, None, None, n, n, shape.causal, 0.1, 0.0, "triton")
+    out, logsumexp = varlen_triton.forward(q, k, v, call)
+    grad = batch.cotangent
+    parts = {
+        "forward": lambda: varlen_triton.forward(q, k, v, call),
+        "backward": lambda: varlen_triton.backward(grad, q, k, v, out, logsumexp, call),
+    }
+    print(f"{shape.name}: milliseconds by (block_m, block_n, warps, stages)")
+    for part, run in parts.items():
+        kernels = [name for name in varlen_triton.TILINGS if name.startswith(part)]
+        for kernel in kernels:
+            before, found = varlen_triton.TILINGS[kernel], []
+            for sizes in itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
+                if sizes[0] * sizes[1] > 8192:
+                    continue
+                varlen_triton.TILINGS[kernel] = varlen_triton.Tiling(*sizes)
+                try:
+                    run()
+                    found.append((seconds(run, "cuda", 5) * 1e3, sizes))
+                except (RuntimeError, triton.runtime.errors.OutOfResources):
+                    continue
+            best = ", ".join(f"{ms:.3f} {sizes}" for ms, sizes in sorted(found)[:4])
+            varlen_triton.TILINGS[kernel] = before
+            print(f"  {kernel}: {best}; slowest {max(found)[0]:.3f}", flush=True)
 
 
 def seconds(run: Callable[[], Any], device: str, calls: int) -> float:
@@ -253,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--json", default=None)
+    parser.add_argument("--tilings", action="store_true", help="try the Triton block sizes (CUDA)")
     args = parser.parse_args(arguments)
     device = args.device
     dtype = getattr(torch, args.dtype or ("float32" if device == "cpu" else "bfloat16"))
@@ -261,7 +315,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # torch's class says that it is a prototype, and why it has no backend
     warnings.filterwarnings("ignore", message=".*nested.*")
     logging.getLogger("torch").setLevel(logging.ERROR)
-    names = ["loop", "torch nested", "padded", *(["raw flash"] if device == "cuda" else [])]
+    if args.tilings:
+        for shape in CUDA:
+            if "up to" in shape.name and args.only in shape.name and "long" not in shape.name:
+                try_tilings(shape, dtype)
+        return
+    names = ["loop", "torch nested", "padded"]
+    if device == "cuda":
+        names += ["raw flash", "njt triton"]
     print(f"njt, then njt / peer ({device}, {dtype}, torch {torch.__version__})")
     print(f"{'batch':32}{'':9}{'njt ms':>9}" + "".join(f"{n:>14}" for n in names))
     rows = []

@@ -6,10 +6,12 @@ The first row whose conditions hold is used; `force` picks one by name. A backen
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,11 +38,23 @@ class Backend:
     takes: dict[str, Callable[[Request], bool]]
     forward: Callable[[Tensor, Tensor, Tensor, Call, bool], tuple[Tensor, ...]] | None
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None
+    state: Callable[[Tensor, Call], tuple[Tensor, ...]] | None  # shapes of logsumexp and seeds
     multiple: int = 1  # the head size is padded to a multiple of this
+    default: bool = True  # else used only where it is forced
 
     def refusal(self, request: Request) -> str | None:
         """The first condition that does not hold, or None."""
         return next((name for name, holds in self.takes.items() if not holds(request)), None)
+
+
+def _triton(name: str) -> Callable[..., Any]:
+    """A function of `varlen_triton`, which is imported when it is first called."""
+
+    def run(*args: Any) -> Any:
+        module = importlib.import_module("njt.attention.varlen_triton")
+        return getattr(module, name)(*args)
+
+    return run
 
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -57,6 +71,7 @@ BACKENDS = (
         },
         varlen_cpu.forward,
         varlen_cpu.backward,
+        varlen_cpu.state,
     ),
     Backend(
         "flash",
@@ -70,6 +85,7 @@ BACKENDS = (
         },
         varlen_cuda.flash_forward,
         varlen_cuda.flash_backward,
+        varlen_cuda.flash_state,
         multiple=8,
     ),
     Backend(
@@ -81,9 +97,23 @@ BACKENDS = (
         },
         varlen_cuda.efficient_forward,
         varlen_cuda.efficient_backward,
+        varlen_cuda.efficient_state,
         multiple=8,
     ),
-    Backend("math", {}, None, None),
+    Backend(
+        "triton",
+        {
+            "Triton installed": lambda r: importlib.util.find_spec("triton") is not None,
+            "a head size up to 256": lambda r: r.fits_flash,
+            "32 bits or fewer": lambda r: r.dtype in (torch.float32, *_HALF),
+            "no dropout": lambda r: not r.dropout,
+        },
+        _triton("forward"),
+        _triton("backward"),
+        lambda query, call: varlen_cuda.flash_state(query, call)[:1],
+        default=False,  # until it has been measured against flash
+    ),
+    Backend("math", {}, None, None, None),
 )
 _BY_NAME = {backend.name: backend for backend in BACKENDS}
 _forced: list[str] = []
@@ -117,7 +147,7 @@ def choose(
             f"Expected: {reason}. Force another backend, or leave the choice to the table."
         )
     for backend in BACKENDS:
-        if backend.refusal(request) is None:
+        if backend.default and backend.refusal(request) is None:
             return backend.name
     raise AssertionError("the last backend takes everything")
 
@@ -155,6 +185,8 @@ def no_seeds(query: Tensor) -> tuple[Tensor, Tensor]:
 
 def fake_forward(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, ...]:
     """Shapes of the forward's results, each from nothing but shapes."""
-    shapes = varlen_cuda.fake_state if query.device.type == "cuda" else varlen_cpu.fake_state
+    state = _BY_NAME[call.backend].state
+    assert state is not None
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    return out, *shapes(query, call)
+    kept = state(query, call)
+    return out, *kept, *(() if len(kept) == 3 else no_seeds(query))

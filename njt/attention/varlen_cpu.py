@@ -222,14 +222,9 @@ def backward(
     return grads  # type: ignore[return-value]
 
 
-def fake_state(query: Tensor, call: Call) -> tuple[Tensor, ...]:
-    """Shapes of logsumexp, and of the seeds that this backend has no use for."""
-    new = query.new_empty
-    return (
-        new(query.shape[:2], dtype=_accumulate(query.dtype)),
-        new(0, dtype=torch.int64),
-        new(0, dtype=torch.int64),
-    )
+def state(query: Tensor, call: Call) -> tuple[Tensor, ...]:
+    """The shape of logsumexp."""
+    return (query.new_empty(query.shape[:2], dtype=_accumulate(query.dtype)),)
 
 
 def _rows(members: list[int], length: int, starts: Sequence[int]) -> Rows:

@@ -55,7 +55,7 @@ def flash_forward(
 ) -> tuple[Tensor, ...]:
     """Output (total_q, H, D), logsumexp (H, total_q), seed, seed_offset."""
     if _is_empty(query, key, call):
-        return _nothing(query, call)
+        return torch.zeros_like(query), *flash_state(query, call)
     q_rows, k_rows = _sides(query, key, call)
     out, logsumexp, seed, seed_offset, _ = aten._flash_attention_forward.default(
         q_rows.read(query),
@@ -117,7 +117,7 @@ def efficient_forward(
 ) -> tuple[Tensor, ...]:
     """Output (total_q, H, D), logsumexp (B, H, max_q rounded up to 32), seed, seed_offset."""
     if _is_empty(query, key, call):
-        return _nothing(query, call)
+        return torch.zeros_like(query), *efficient_state(query, call)
     q_rows, k_rows = _sides(query, key, call)
     heads = query.shape[1]
     out, logsumexp, seed, seed_offset, _, _ = aten._efficient_attention_forward.default(
@@ -180,33 +180,30 @@ def efficient_backward(
     )
 
 
-def fake_state(query: Tensor, call: Call) -> tuple[Tensor, ...]:
+def flash_state(query: Tensor, call: Call) -> tuple[Tensor, ...]:
     """Shapes of logsumexp, seed and seed_offset."""
-    heads = query.shape[1]
-    device = query.device
-    if call.backend == "flash":
-        return (
-            torch.empty(heads, query.shape[0], dtype=torch.float32, device=device),
-            torch.empty(2, dtype=torch.uint64, device=device),
-            torch.empty((), dtype=torch.uint64, device=device),
-        )
+    new, device = torch.empty, query.device
+    return (
+        new(query.shape[1], query.shape[0], dtype=torch.float32, device=device),
+        new(2, dtype=torch.uint64, device=device),
+        new((), dtype=torch.uint64, device=device),
+    )
+
+
+def efficient_state(query: Tensor, call: Call) -> tuple[Tensor, ...]:
+    """Shapes of logsumexp, seed and seed_offset."""
+    new, device = torch.empty, query.device
     batch, rounded = call.q_offsets.shape[0] - 1, (call.max_q + 31) // 32 * 32
     return (
-        torch.empty(batch, heads, rounded, dtype=torch.float32, device=device),
-        torch.empty((), dtype=torch.int64, device=device),
-        torch.empty((), dtype=torch.int64, device=device),
+        new(batch, query.shape[1], rounded, dtype=torch.float32, device=device),
+        new((), dtype=torch.int64, device=device),
+        new((), dtype=torch.int64, device=device),
     )
 
 
 def _is_empty(query: Tensor, key: Tensor, call: Call) -> bool:
     # the kernels refuse sizes of zero
     return not (query.numel() and key.numel() and call.max_q and call.max_k)
-
-
-def _nothing(query: Tensor, call: Call) -> tuple[Tensor, ...]:
-    return torch.zeros(query.shape, dtype=query.dtype, device=query.device), *fake_state(
-        query, call
-    )
 
 
 def _sides(query: Tensor, key: Tensor, call: Call) -> tuple[Packed, Packed]:
