@@ -2,25 +2,26 @@
 
 Batch and ragged dim: never looked at. Gaps: computed and ignored; where a dense result sums over tokens
 (weight gradients) gap rows are left out. Ragged dim: any, as long as it is none of the operator's own
-feature dims. May import bridge, tensor, errors.
+feature dims. May import bridge, tensor, errors, dims.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
 
-from njt import bridge, errors
+from njt import bridge, dims, errors
 from njt.rules.call import user_name
 from njt.tensor import NestedTensor
 
 
 @dataclass(frozen=True)
 class PerToken:
-    """The dense operator on values; results with a row per token are nested, others stay dense.
+    """The dense operator on values, below autograd; results with a row per token are nested, others stay dense.
 
     Attributes:
         features: how many trailing dims the operator works over, or the name of the argument that
@@ -53,8 +54,7 @@ class PerToken:
         else:
             names = [a.name for a in func._schema.arguments]
             trailing = len(args[names.index(self.features)])
-        if x._ragged_dim >= x.dim() - trailing:
-            raise errors.no_ragged_dim(user_name(func), x, x._ragged_dim)
+        check_features(user_name(func), x, trailing)
 
     def _inner(self, func: OpOverload, x: NestedTensor, a: Any, gaps: bool) -> Any:
         if not isinstance(a, NestedTensor):
@@ -68,3 +68,141 @@ class PerToken:
             d = x._ragged_dim - 1
             out = bridge.spread(out, x._structure, x._values.shape[d], d)
         return x.with_values(out)
+
+
+def check_features(op: str, x: NestedTensor, trailing: int) -> None:
+    """Refuses a ragged dim among the `trailing` last dims.
+
+    Raises:
+        RuntimeError: the ragged dim is one of them.
+    """
+    if x._ragged_dim >= x.dim() - trailing:
+        raise errors.no_ragged_dim(op, x, x._ragged_dim)
+
+
+class Tokens:
+    """The rows in use of one or more nested tensors of one structure, as dense operators want them.
+
+    With `keep_gaps` gap rows stay where they are: for operators whose result no gap row can reach.
+    """
+
+    def __init__(self, op: str, x: NestedTensor, keep_gaps: bool = False) -> None:
+        self.op = op
+        self.x = x
+        self.keep_gaps = keep_gaps
+
+    def rows(self, a: Any) -> Any:
+        """The packed rows of a nested tensor, differentiable; anything else as it is."""
+        if not isinstance(a, NestedTensor):
+            return a
+        x = self.x
+        if a is not x and a._structure is not x._structure:
+            aligned = bridge.align(a, x, self.op)
+            if not isinstance(aligned, NestedTensor):
+                raise errors.different_structures(self.op, a, x)
+            a = aligned
+        return bridge.values(a) if self.keep_gaps else bridge.compact_values(a)
+
+    def nested(self, rows: Tensor, ragged_dim: int | None = None) -> NestedTensor:
+        """Fresh rows as a nested tensor of the structure of `x`."""
+        x = self.x
+        r = x._ragged_dim if ragged_dim is None else ragged_dim
+        if not self.keep_gaps:
+            total = x._values.shape[x._ragged_dim - 1]
+            rows = bridge.spread(rows, x._structure, total, r - 1)
+        return bridge.wrap(rows, x._structure, r, x)
+
+
+@dataclass(frozen=True)
+class AsOne:
+    """A function above autograd that mixes no rows: the batch goes in as one long sequence (1, *values).
+
+    So every `dim` argument keeps its number, and channels stay in dim 1. Batch dim: refused. Ragged dim:
+    refused, unless `ragged` takes it. Gaps: computed and ignored, or left out where `sums`.
+
+    Attributes:
+        dense: the torch function f(x, *args, **options).
+        names: positional arguments after `x`, in order.
+        dim: name of the argument that holds the dim it works over, if any; `default` is its default.
+        channels: whether it works with dim 1 (prelu), which then may not be ragged.
+        sums: whether a dense operand gets a gradient that sums over rows.
+        ragged: takes the place of `dense` where `dim` is the ragged dim: f(x, **options).
+    """
+
+    dense: Callable[..., Any]
+    names: tuple[str, ...] = ()
+    dim: str | None = None
+    default: int | None = None
+    channels: bool = False
+    sums: bool = False
+    ragged: Callable[..., Any] | None = None
+    drops: tuple[str, ...] = field(default=("inplace",))
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        op = bridge.name_of(self.dense)
+        names = ("input", *self.names)
+        options.update(zip(names, args))
+        if "self" in options:
+            options["input"] = options.pop("self")
+        x = next((a for a in options.values() if isinstance(a, NestedTensor)), None)
+        if x is None:
+            return self.dense(**options)
+        if self.dim is not None:
+            given = options.get(self.dim, self.default)
+            dim = dims.canonical(self.default if given is None else given, x.dim())
+            options[self.dim] = dim
+            if dim == 0:
+                raise errors.no_batch_dim(op, x, 0)
+            if dim == x._ragged_dim:
+                if self.ragged is None:
+                    raise errors.no_ragged_dim(op, x, dim)
+                return self.ragged(options.pop("input"), **options)
+        if self.channels and x._ragged_dim == 1:
+            raise errors.no_ragged_dim(op, x, 1)
+        tokens = Tokens(op, x, keep_gaps=not self.sums)
+        inner = {
+            k: tokens.rows(a).unsqueeze(0) if isinstance(a, NestedTensor) else a
+            for k, a in options.items()
+            if k not in self.drops
+        }
+        out = self.dense(inner.pop("input"), **inner).squeeze(0)
+        r = x._ragged_dim
+        if out.dim() < x.dim() - 1:  # the dim went away
+            r = dims.drop(r, (options[self.dim or ""],))
+        return tokens.nested(out, r)
+
+
+@dataclass(frozen=True)
+class OverFeatures:
+    """A function above autograd over the last dims of every token, with dense weights.
+
+    Batch and ragged dim: leading dims. Gaps: left out, since gradients of weights sum over rows.
+
+    Attributes:
+        dense: the torch function f(x, *args, **options).
+        features: how many trailing dims it works over, or the position of the argument that lists them.
+        listed: name of that argument.
+    """
+
+    dense: Callable[..., Any]
+    features: int = 1
+    listed: str | None = None
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        op = bridge.name_of(self.dense)
+        given = (*args, *options.values())
+        x = next((a for a in given if isinstance(a, NestedTensor)), None)
+        if x is None:
+            return self.dense(*args, **options)
+        trailing = self.features
+        if self.listed is not None:
+            sizes = options[self.listed] if self.listed in options else args[1]
+            trailing = 1 if isinstance(sizes, int) else len(sizes)
+        tokens = Tokens(op, x)
+        for a in given:
+            if isinstance(a, NestedTensor):
+                check_features(op, a, trailing)
+        out = self.dense(
+            *(tokens.rows(a) for a in args), **{k: tokens.rows(a) for k, a in options.items()}
+        )
+        return tokens.nested(out)
