@@ -232,7 +232,6 @@ def forced_triton(run: Callable[[], Any]) -> Callable[[], Any]:
 def try_tilings(shape: Shape, dtype: torch.dtype) -> None:
     """Milliseconds of the Triton kernels by block sizes, warps and stages (CUDA)."""
     batch = Batch(shape, "cuda", dtype)
-    forward, both = peers(batch, "cuda")["njt triton"]
     q, k, v = (x.detach() for x in batch.packed())
     n = batch.longest
     call = Call(batch.offsets, batch.offsets, None, None, n, n, shape.causal, 0.1, 0.0, "triton")

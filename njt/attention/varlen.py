@@ -60,6 +60,8 @@ def varlen_attention(
     Raises:
         RuntimeError: ranks, heads, head sizes, dtypes or devices that don't fit.
     """
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = (_autocast(x) for x in (query, key, value))
     _check(query, key, value, enable_gqa)
     width, width_v = query.shape[-1], value.shape[-1]
     if scale is None:
@@ -108,6 +110,12 @@ def varlen_attention(
     else:
         out = torch.ops.njt.varlen_attention(query, key, value, *call)[0]
     return out if width_v == full else out[..., :width_v]
+
+
+def _autocast(x: Tensor) -> Tensor:
+    # as autocast does it for the dense function: float64 stays
+    kind = x.device.type
+    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:

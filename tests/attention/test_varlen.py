@@ -342,6 +342,18 @@ def test_plan_is_kept_while_its_offsets_live() -> None:
     assert len(varlen_cpu._memo) == before
 
 
+def test_autocast() -> None:
+    """b091: query and key come from a linear layer in half precision, values don't."""
+    batch = BATCHES["usual"]
+    x = inputs(batch, dtype=torch.float32)
+    offsets, more = batch.arguments()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = varlen_attention(x[0].bfloat16(), *x[1:], *offsets, **more)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), loop(batch, *x), atol=0.04, rtol=0.04)
+    assert torch.autograd.grad(out.sum(), x[2])[0].dtype == torch.float32
+
+
 def test_inference_mode() -> None:
     batch = BATCHES["usual"]
     with torch.inference_mode():
