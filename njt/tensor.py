@@ -331,6 +331,9 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
     def _min_seqlen(self, bound: int) -> None:
         self._structure.set_bounds(min_seqlen=bound)
 
+    def _is_contiguous_or_false(self) -> bool:
+        return not self._structure.has_gaps and self._values.is_contiguous()
+
     def _get_max_seqlen(self) -> int:
         return self._structure.max_seqlen
 
