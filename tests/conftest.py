@@ -9,9 +9,6 @@ import os
 import sys
 from collections.abc import Iterator
 
-# a cached graph would hide a change of our lowerings; the C++ compiler's own cache stays on
-os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
-os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
@@ -21,6 +18,12 @@ if not torch.cuda.is_available():  # Triton kernels run through the interpreter,
 
 import hypothesis
 import pytest
+import torch._functorch.config
+import torch._inductor.config
+
+# a cached graph would hide a change of our lowerings; the C++ compiler's own cache stays on
+torch._inductor.config.fx_graph_cache = False
+torch._functorch.config.enable_autograd_cache = False
 
 DEVICES = [
     "cpu",
