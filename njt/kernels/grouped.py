@@ -162,7 +162,7 @@ def _contract_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     where: dict[str, Any] = {"lengths": lengths, "width": ctx.width}
     wanted = ctx.needs_input_grad
     # of out = a^T b: a gets b grad^H, rows by rows; conjugates matter for complex numbers only
-    grad_a = multiply(b, grad.mH, offsets, **where).conj() if wanted[0] else None
+    grad_a = multiply(b, grad.mH, offsets, **where).conj().resolve_conj() if wanted[0] else None
     grad_b = multiply(a.conj(), grad, offsets, **where) if wanted[1] else None
     return grad_a, grad_b, None, None, None
 

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from njt import bridge, errors
 from njt.kernels import grouped, segments
 from njt.registry import declare, declare_function, declare_named, implements
-from njt.rules.per_token import OverFeatures, PerToken
+from njt.rules.per_token import OverFeatures, PerToken, zeroed
 from njt.tensor import NestedTensor
 
 aten = torch.ops.aten
@@ -100,33 +100,23 @@ def _by_dense(x: NestedTensor, w: Tensor) -> NestedTensor:
         )  # fmt: skip
     packed = bridge.values(x)
     if w.dim() == 1:
-        return _wrapped(_rows_of(x) @ w, x, r)
+        return bridge.wrap(zeroed(x) @ w, x._structure, r, x)
     if w.dim() > rank:
         raise _misfit(x, w, "a dense operand of no more dims", "Squeeze its leading dims.")
     if w.shape[-2] != packed.shape[-1]:
         raise _misfit(x, w, f"{packed.shape[-1]} rows in the dense operand", "Transpose it.")
     if w.dim() == 2:
-        return _wrapped(_rows_of(x) @ w, x, r)
+        return bridge.wrap(zeroed(x) @ w, x._structure, r, x)
     full = w[(None,) * (rank - w.dim())]
     if r < rank - 2 and full.shape[r] != 1:
         raise _misfit(x, w, f"size 1 in dim {r}, where the other is ragged", "Make it nested too.")
     if full.shape[0] == 1:  # the same matrices for all components
-        return _wrapped(_rows_of(x) @ full[0], x, r)
+        return bridge.wrap(zeroed(x) @ full[0], x._structure, r, x)
     if full.shape[0] != x._structure.batch_size:
         raise _misfit(x, w, f"batch size {x._structure.batch_size}", "Check the batches.")
     if r == rank - 2:
         return bridge.wrap(_grouped(packed, full, x), x._structure, r, x)
     return _per_token(x, packed, full)
-
-
-def _rows_of(x: NestedTensor) -> Tensor:
-    """The rows in use: gap rows would reach the gradient of a dense operand."""
-    return bridge.compact_values(x)
-
-
-def _wrapped(rows: Tensor, x: NestedTensor, r: int) -> NestedTensor:
-    total = x._values.shape[r - 1]
-    return bridge.wrap(bridge.spread(rows, x._structure, total, r - 1), x._structure, r, x)
 
 
 def _grouped(packed: Tensor, matrices: Tensor, x: NestedTensor, fold: int = 1) -> Tensor:

@@ -2,7 +2,7 @@
 
 Batch and ragged dim: never looked at. Gaps: computed and ignored; where a dense result sums over tokens
 (weight gradients) gap rows are left out. Ragged dim: any, as long as it is none of the operator's own
-feature dims. May import bridge, tensor, errors, dims.
+feature dims. May import bridge, tensor, kernels, errors, dims.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from njt import bridge, dims, errors
+from njt.kernels import segments
 from njt.rules.call import user_name
 from njt.tensor import NestedTensor
 
@@ -80,10 +82,29 @@ def check_features(op: str, x: NestedTensor, trailing: int) -> None:
         raise errors.no_ragged_dim(op, x, x._ragged_dim)
 
 
-class Tokens:
-    """The rows in use of one or more nested tensors of one structure, as dense operators want them.
+def zeroed(x: NestedTensor) -> Tensor:
+    """The values of `x`, differentiable, with 0 in gap rows: what may reach a sum over rows.
 
-    With `keep_gaps` gap rows stay where they are: for operators whose result no gap row can reach.
+    Unlike leaving gap rows out, it keeps the number of rows, so that a graph needs no size that data decide.
+    """
+    packed, structure, d = bridge.values(x), x._structure, x._ragged_dim - 1
+    if not structure.has_gaps:
+        return packed
+    rows = packed.shape[d]
+    if structure.is_traced:
+        ids = segments.segment_ids(structure.offsets, structure.lengths, rows)
+        mask = ids < structure.batch_size
+    else:
+        mask = structure.row_mask(rows)
+    shape = [1] * packed.dim()
+    shape[d] = rows
+    return torch.where(mask.view(shape), packed, torch.zeros((), dtype=packed.dtype, device=packed.device))
+
+
+class Tokens:
+    """The rows of one or more nested tensors of one structure, as dense operators want them.
+
+    With `keep_gaps` gap rows hold what they hold: for operators whose result no gap row can reach; else 0.
     """
 
     def __init__(self, op: str, x: NestedTensor, keep_gaps: bool = False) -> None:
@@ -101,16 +122,12 @@ class Tokens:
             if not isinstance(aligned, NestedTensor):
                 raise errors.different_structures(self.op, a, x)
             a = aligned
-        return bridge.values(a) if self.keep_gaps else bridge.compact_values(a)
+        return bridge.values(a) if self.keep_gaps else zeroed(a)
 
     def nested(self, rows: Tensor, ragged_dim: int | None = None) -> NestedTensor:
         """Fresh rows as a nested tensor of the structure of `x`."""
         x = self.x
-        r = x._ragged_dim if ragged_dim is None else ragged_dim
-        if not self.keep_gaps:
-            total = x._values.shape[x._ragged_dim - 1]
-            rows = bridge.spread(rows, x._structure, total, r - 1)
-        return bridge.wrap(rows, x._structure, r, x)
+        return bridge.wrap(rows, x._structure, x._ragged_dim if ragged_dim is None else ragged_dim, x)
 
 
 @dataclass(frozen=True)
@@ -118,7 +135,7 @@ class AsOne:
     """A function above autograd that mixes no rows: the batch goes in as one long sequence (1, *values).
 
     So every `dim` argument keeps its number, and channels stay in dim 1. Batch dim: refused. Ragged dim:
-    refused, unless `ragged` takes it. Gaps: computed and ignored, or left out where `sums`.
+    refused, unless `ragged` takes it. Gaps: computed and ignored, or 0 where `sums`.
 
     Attributes:
         dense: the torch function f(x, *args, **options).
@@ -176,7 +193,7 @@ class AsOne:
 class OverFeatures:
     """A function above autograd over the last dims of every token, with dense weights.
 
-    Batch and ragged dim: leading dims. Gaps: left out, since gradients of weights sum over rows.
+    Batch and ragged dim: leading dims. Gaps: 0, since gradients of weights sum over rows.
 
     Attributes:
         dense: the torch function f(x, *args, **options).
