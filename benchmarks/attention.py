@@ -29,11 +29,9 @@ from njt.attention.varlen import varlen_attention
 from njt.attention.varlen_call import Call
 
 try:
-    import triton
-
     from njt.attention import varlen_triton
 except ImportError:
-    triton = varlen_triton = None
+    varlen_triton = None
 
 aten = torch.ops.aten
 
@@ -246,14 +244,14 @@ def try_tilings(shape: Shape, dtype: torch.dtype) -> None:
         kernels = [name for name in varlen_triton.TILINGS if name.startswith(part)]
         for kernel in kernels:
             before, found = varlen_triton.TILINGS[kernel], []
-            for sizes in itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
-                if sizes[0] * sizes[1] > 8192:
-                    continue
+            blocks = (64, 64), (128, 64), (64, 128), (128, 128), (32, 64)
+            for block, launch in itertools.product(blocks, ((4, 2), (4, 3), (8, 2))):
+                sizes = *block, *launch
                 varlen_triton.TILINGS[kernel] = varlen_triton.Tiling(*sizes)
                 try:
                     run()
                     found.append((seconds(run, "cuda", 5) * 1e3, sizes))
-                except (RuntimeError, triton.runtime.errors.OutOfResources):
+                except Exception:  # too large for the device, or refused by the compiler
                     continue
             best = ", ".join(f"{ms:.3f} {sizes}" for ms, sizes in sorted(found)[:4])
             varlen_triton.TILINGS[kernel] = before
@@ -282,7 +280,7 @@ def measure(runs: dict[str, Callable[[], Any]], device: str, budget: float) -> d
         try:
             run()
             once = seconds(run, device, 1)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # a peer that cannot is no reason to stop
             print(f"    {name}: {str(error).splitlines()[0][:90]}")
             continue
         calls[name] = max(1, min(50, int(0.02 / max(once, 1e-6))))
