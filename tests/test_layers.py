@@ -28,9 +28,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def room_of(path: Path) -> str:
-    """The room of a file: its folder under njt/, or its own name."""
+    """The room of a file: its folder under njt/, or its own name; a program stands above all rooms."""
     inner = path.relative_to(PACKAGE)
-    if inner.name == "__init__.py" and len(inner.parts) == 1:
+    if inner.name == "__main__.py" or inner.parts == ("__init__.py",):
         return "njt"
     return inner.parts[0].removesuffix(".py")
 
