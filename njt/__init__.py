@@ -1,7 +1,7 @@
 """njt: batches of variable-length sequences as ordinary tensors, with no padding."""
 
 from njt import ops  # fills the operator tables
-from njt.attention import sdpa as _sdpa
+from njt.attention import sdpa
 from njt.construct import (
     as_nested_tensor,
     check_structure,
@@ -33,5 +33,6 @@ __all__ = [
     "nested_tensor_from_padded",
     "ops",
     "report",
+    "sdpa",
     "to_padded_tensor",
 ]

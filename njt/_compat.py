@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ try:  # base class: Dynamo takes a nested tensor only if it is an instance of to
     from torch.nested._internal.nested_int import NestedIntNode
 
     BASE: type = _torch_nested.NestedTensor
-except ImportError:  # pragma: no cover - a torch without its jagged class: eager works, compile doesn't
+except (
+    ImportError
+):  # pragma: no cover - a torch without its jagged class: eager works, compile doesn't
     _torch_nested = None  # type: ignore[assignment]
     BASE = Tensor
 
@@ -37,6 +39,9 @@ COMPOSITE_KEYS = (
     DispatchKey.CompositeImplicitAutogradNestedTensor,
     DispatchKey.CompositeImplicitAutograd,
 )
+
+# wraps calls on wrappers that must not come back to `__torch_function__`
+no_torch_function = torch._C.DisableTorchFunctionSubclass
 
 _get_mode = torch._C._get_dispatch_mode
 _PROXY_MODE = torch._C._TorchDispatchModeKey.PROXY
@@ -133,11 +138,7 @@ def tie(outer: Any, inner: Any) -> None:
     """
     if isinstance(outer, torch.SymInt) and isinstance(inner, torch.SymInt):
         env, symbol, expr = outer.node.shape_env, outer.node._expr, inner.node.expr
-        if (
-            symbol.is_Symbol
-            and symbol not in env.replacements
-            and symbol not in expr.free_symbols
-        ):
+        if symbol.is_Symbol and symbol not in env.replacements and symbol not in expr.free_symbols:
             for field in _UNKNOWN_SIZES:
                 unknown = getattr(env, field, ())
                 if symbol in unknown:
@@ -151,7 +152,7 @@ def remember_fake_size(source: Tensor, size: Any) -> None:
         source.nested_int_memo = size
 
 
-@lru_cache(maxsize=None)
+@cache
 def code_digest() -> str:
     """What identifies this package's code in the key of a compiler cache on disk."""
     digest = hashlib.blake2b(digest_size=16)
@@ -198,3 +199,8 @@ def has_composite(func: Any) -> bool:
     return any(
         torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in COMPOSITE_KEYS
     )
+
+
+def operator_names() -> list[str]:
+    """Every operator that the dispatcher knows, as "namespace::name.overload"."""
+    return torch._C._dispatch_get_all_op_names()

@@ -18,7 +18,7 @@ from njt.structure import Structure
 from njt.tensor import NestedTensor
 
 aten = torch.ops.aten
-_no_function = torch._C.DisableTorchFunctionSubclass
+_no_function = _compat.no_torch_function
 
 
 def values(x: NestedTensor) -> Tensor:
@@ -106,9 +106,7 @@ def restructured(y: NestedTensor, x: NestedTensor) -> NestedTensor:
     structure = x._structure
     if y._structure is structure:
         return y
-    if y._structure.same_layout(structure) or not (
-        y._structure.has_gaps or structure.has_gaps
-    ):
+    if y._structure.same_layout(structure) or not (y._structure.has_gaps or structure.has_gaps):
         return nested_view(values(y), structure, y._ragged_dim, x)
     rows = x._values.shape[x._ragged_dim - 1]
     packed = spread(compact_values(y), structure, rows, y._ragged_dim - 1)
@@ -131,9 +129,7 @@ def align(y: NestedTensor, x: NestedTensor, op: str) -> Any:
     if equal is None:
         torch._check(a.offsets.shape[0] == b.offsets.shape[0])
         if not a.has_gaps and not b.has_gaps:
-            torch._check(
-                y._values.shape[y._ragged_dim - 1] == x._values.shape[x._ragged_dim - 1]
-            )
+            torch._check(y._values.shape[y._ragged_dim - 1] == x._values.shape[x._ragged_dim - 1])
         text = f"njt.{op}(): component lengths of the operands differ"
         torch._assert_async((a.seqlens == b.seqlens).all(), text)
         return restructured(y, x)

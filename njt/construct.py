@@ -182,7 +182,10 @@ def _differing_dim(
     for i, t in enumerate(components):
         if not isinstance(t, Tensor):
             raise errors.bad_type(
-                op, f"a {type(t).__name__} at position {i}", "tensors", "Use nested_tensor for data."
+                op,
+                f"a {type(t).__name__} at position {i}",
+                "tensors",
+                "Use nested_tensor for data.",
             )
         for what in ("dtype", "device") if dtype is None or device is None else ():
             given = {"dtype": dtype, "device": device}[what]
@@ -204,7 +207,11 @@ def _differing_dim(
         d for d in range(first.dim()) if any(t.shape[d] != first.shape[d] for t in components)
     ]
     if len(differing) > 1:
-        i = next(i for i, t in enumerate(components) if t.shape[differing[1]] != first.shape[differing[1]])
+        i = next(
+            i
+            for i, t in enumerate(components)
+            if t.shape[differing[1]] != first.shape[differing[1]]
+        )
         raise errors.bad_shape(
             op,
             f"shapes {tuple(first.shape)} at position 0 and {tuple(components[i].shape)} at position {i}",
@@ -258,7 +265,9 @@ def nested_tensor_from_jagged(
     _check_vector(op, "lengths", lengths, values)
     if offsets is None:
         if lengths is None:
-            raise errors.bad_shape(op, "neither offsets nor lengths", "one of them", "Pass offsets=.")
+            raise errors.bad_shape(
+                op, "neither offsets nor lengths", "one of them", "Pass offsets=."
+            )
         offsets, lengths = _offsets_from(lengths), None
     elif offsets.shape[0] == 0:
         raise errors.bad_shape(
@@ -381,7 +390,12 @@ def from_padded(
             "Pass lengths= of the sequences.",
         )
     if padding_side not in ("left", "right"):
-        raise errors.bad_value(op, f"padding_side={padding_side!r}", '"left" or "right"', "Name the side that padding is on.")
+        raise errors.bad_value(
+            op,
+            f"padding_side={padding_side!r}",
+            '"left" or "right"',
+            "Name the side that padding is on.",
+        )
     if padded.is_nested or not 1 <= ragged_dim < padded.dim():
         raise errors.bad_value(
             op,
@@ -433,10 +447,10 @@ def _structure_of(
     if not isinstance(lengths, Tensor):
         assert lengths is not None
         return Structure.from_lengths(list(lengths), padded.device)
-    if not torch.compiler.is_compiling() and lengths.device.type == "cpu":
+    on_host = not torch.compiler.is_compiling() and lengths.device.type == "cpu"
+    if on_host and lengths.dim() == 1 and not lengths.is_floating_point():
         # host lengths keep every later question away from the device
-        if lengths.dim() == 1 and not lengths.is_floating_point():
-            return Structure.from_lengths(lengths.tolist(), padded.device)
+        return Structure.from_lengths(lengths.tolist(), padded.device)
     _check_vector(op, "lengths", lengths, padded)
     return Structure.find(_offsets_from(lengths))
 
@@ -493,20 +507,18 @@ def narrow(
     row_starts = torch.arange(batch + 1, device=tensor.device) * width
     offsets = row_starts + torch.nn.functional.pad(begins, (0, 1))
     structure = Structure.find(offsets, counts)
-    if not structure.is_traced and tensor.device.type == "cpu":
-        if bool(((begins < 0) | (counts < 0) | (begins + counts > width)).any()):
-            raise errors.bad_shape(
-                "narrow",
-                f"start {begins.tolist()} and length {counts.tolist()} in rows of {width}",
-                "pieces inside their rows",
-                "Cut the lengths: length.clamp(max=S - start).",
-            )
+    readable = not structure.is_traced and tensor.device.type == "cpu"
+    if readable and bool(((begins < 0) | (counts < 0) | (begins + counts > width)).any()):
+        raise errors.bad_shape(
+            "narrow",
+            f"start {begins.tolist()} and length {counts.tolist()} in rows of {width}",
+            "pieces inside their rows",
+            "Cut the lengths: length.clamp(max=S - start).",
+        )
     return bridge.nested_view(tensor.flatten(0, 1), structure)
 
 
-def _per_row(
-    op: str, name: str, value: int | Tensor, batch: Any, device: torch.device
-) -> Tensor:
+def _per_row(op: str, name: str, value: int | Tensor, batch: Any, device: torch.device) -> Tensor:
     if isinstance(value, Tensor):
         if value.shape != (batch,):
             raise errors.bad_shape(

@@ -367,7 +367,8 @@ class Structure:
             if _compat.same_ragged_size(self.ragged_size, other.ragged_size):
                 return True
             return None
-        self._refresh(), other._refresh()
+        self._refresh()
+        other._refresh()
         if _known_equal(self._same_lengths, other._same_lengths):
             return True
         if self.batch_size != other.batch_size:
@@ -393,7 +394,8 @@ class Structure:
             return False
         if self.is_traced or other.is_traced:
             return self.offsets is other.offsets and self.lengths is other.lengths
-        self._refresh(), other._refresh()
+        self._refresh()
+        other._refresh()
         if _known_equal(self._same_layout, other._same_layout):
             return True
         if not self.same_lengths(other) or self.host_offsets()[:-1] != other.host_offsets()[:-1]:

@@ -18,8 +18,7 @@ from njt.structure import Structure
 
 _FUNCTIONS = registry.FUNCTIONS
 _RESOLVED = registry._RESOLVED
-_disable_function = torch._C.DisableTorchFunctionSubclass
-_nested_types: tuple[type, ...] = ()
+_disable_function = _compat.no_torch_function
 
 
 class NestedTensor(_compat.BASE):  # type: ignore[misc]
@@ -145,9 +144,7 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
             and values.shape == old.shape
             and values.stride() == old.stride()
         )
-        return NestedTensor(
-            values, self._structure, self._ragged_dim, like=self if same else None
-        )
+        return NestedTensor(values, self._structure, self._ragged_dim, like=self if same else None)
 
     def become(self, other: NestedTensor) -> NestedTensor:
         """Takes over the shape and values of `other`, for in-place view operators; returns itself."""
@@ -202,7 +199,7 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
     def shape(self) -> torch.Size:
         """(B, j1, *): the ragged size is a symbol, equal for tensors of one structure."""
         if torch.compiler.is_compiling():
-            return _SHAPE.__get__(self)
+            return _SHAPE.__get__(self)  # type: ignore[attr-defined]
         return torch.Size(self._size)
 
     @property

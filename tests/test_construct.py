@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import njt
-from tests.samples import STRUCTURES, BY_NAME, components, features_strategy, layouts, lengths_strategy, sample
+from tests.samples import (
+    STRUCTURES,
+    components,
+    features_strategy,
+    layouts,
+    lengths_strategy,
+    sample,
+)
 
 
 def parts(lengths=(2, 1, 3), *tail: int, dtype=torch.float32):
@@ -127,9 +134,7 @@ def test_round_trip(layout, features, side) -> None:
     """C3, C4: exact for any rank, ragged dim, zero lengths and either side."""
     x = sample(layout, features)
     padded = njt.to_padded_tensor(x, float("nan"), padding_side=side)
-    y = njt.from_padded(
-        padded, offsets=x.offsets(), ragged_dim=x.ragged_dim, padding_side=side
-    )
+    y = njt.from_padded(padded, offsets=x.offsets(), ragged_dim=x.ragged_dim, padding_side=side)
     assert torch.equal(y.values(), x.values())
     assert y.structure is x.structure
     again = njt.to_padded_tensor(y, float("nan"), padding_side=side)
@@ -265,19 +270,43 @@ def test_narrow_by_numbers_and_masked_select() -> None:
 
 V = torch.zeros(5, 2)
 REFUSED = {
-    "offsets past the rows": (lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 3, 9])), RuntimeError),
-    "offsets short of the rows": (lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 3])), RuntimeError),
-    "falling offsets": (lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 4, 2, 5])), RuntimeError),
-    "offsets not from 0": (lambda: njt.nested_tensor_from_jagged(V, torch.tensor([1, 5])), RuntimeError),
-    "negative offsets": (lambda: njt.nested_tensor_from_jagged(V, torch.tensor([-2, 1, 5])), RuntimeError),
+    "offsets past the rows": (
+        lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 3, 9])),
+        RuntimeError,
+    ),
+    "offsets short of the rows": (
+        lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 3])),
+        RuntimeError,
+    ),
+    "falling offsets": (
+        lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 4, 2, 5])),
+        RuntimeError,
+    ),
+    "offsets not from 0": (
+        lambda: njt.nested_tensor_from_jagged(V, torch.tensor([1, 5])),
+        RuntimeError,
+    ),
+    "negative offsets": (
+        lambda: njt.nested_tensor_from_jagged(V, torch.tensor([-2, 1, 5])),
+        RuntimeError,
+    ),
     "lengths past the rows": (
         lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 3, 5]), torch.tensor([3, 3])),
         RuntimeError,
     ),
-    "floating offsets": (lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0.0, 5.0])), RuntimeError),
-    "offsets of two dims": (lambda: njt.nested_tensor_from_jagged(V, torch.zeros(1, 2).long()), RuntimeError),
+    "floating offsets": (
+        lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0.0, 5.0])),
+        RuntimeError,
+    ),
+    "offsets of two dims": (
+        lambda: njt.nested_tensor_from_jagged(V, torch.zeros(1, 2).long()),
+        RuntimeError,
+    ),
     "no offsets": (lambda: njt.nested_tensor_from_jagged(V), RuntimeError),
-    "empty offsets": (lambda: njt.nested_tensor_from_jagged(V, torch.zeros(0).long()), RuntimeError),
+    "empty offsets": (
+        lambda: njt.nested_tensor_from_jagged(V, torch.zeros(0).long()),
+        RuntimeError,
+    ),
     "too many lengths": (
         lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 5]), torch.tensor([2, 3])),
         RuntimeError,
@@ -286,7 +315,10 @@ REFUSED = {
         lambda: njt.nested_tensor_from_jagged(V, torch.zeros(2, device="meta", dtype=torch.int64)),
         RuntimeError,
     ),
-    "jagged_dim": (lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 5]), jagged_dim=4), ValueError),
+    "jagged_dim": (
+        lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 5]), jagged_dim=4),
+        ValueError,
+    ),
     "max_seqlen too small": (
         lambda: njt.nested_tensor_from_jagged(V, torch.tensor([0, 1, 5]), max_seqlen=3),
         ValueError,
@@ -309,13 +341,19 @@ REFUSED = {
     "from_padded without how": (lambda: njt.from_padded(V), ValueError),
     "from_padded too long": (lambda: njt.from_padded(V, lengths=[1, 1, 1, 1, 3]), RuntimeError),
     "from_padded batch": (lambda: njt.from_padded(V, lengths=[1]), RuntimeError),
-    "from_padded side": (lambda: njt.from_padded(V, lengths=[1] * 5, padding_side="up"), ValueError),
+    "from_padded side": (
+        lambda: njt.from_padded(V, lengths=[1] * 5, padding_side="up"),
+        ValueError,
+    ),
     "from_padded mask": (lambda: njt.from_padded(V, mask=torch.ones(5, 2)), RuntimeError),
     "from_padded total": (
         lambda: njt.from_padded(V, offsets=torch.arange(6), total_length=9),
         RuntimeError,
     ),
-    "output_size rank": (lambda: njt.to_padded_tensor(njt.nested_tensor([V]), 0.0, (1, 5)), RuntimeError),
+    "output_size rank": (
+        lambda: njt.to_padded_tensor(njt.nested_tensor([V]), 0.0, (1, 5)),
+        RuntimeError,
+    ),
     "output_size features": (
         lambda: njt.to_padded_tensor(njt.nested_tensor([V]), 0.0, (1, 5, 3)),
         RuntimeError,
@@ -347,7 +385,9 @@ def test_texts() -> None:
             call()
         lines.append(f"{name}: {caught.value}")
     text = re.sub(r"\bj\d+", "j", "\n".join(lines))  # ragged sizes are numbered by who came first
-    assert_expected_inline(text, """\
+    assert_expected_inline(
+        text,
+        """\
 offsets past the rows: nested_tensor_from_jagged(): got offsets ending at 9 for 5 rows of values. Expected offsets that end at the number of rows. Cut the values to the rows in use, or pass lengths= to leave gaps.
 offsets short of the rows: nested_tensor_from_jagged(): got offsets ending at 3 for 5 rows of values. Expected offsets that end at the number of rows. Cut the values to the rows in use, or pass lengths= to leave gaps.
 falling offsets: nested_tensor_from_jagged(): got falling offsets [0, 4, 2, 5]. Expected offsets that start at 0 and never fall. Build them from lengths: F.pad(lengths.cumsum(0), (1, 0)).
@@ -381,4 +421,5 @@ output_size rank: to_padded_tensor(): got output_size (1, 5) for nested (1, j, 2
 output_size features: to_padded_tensor(): got output_size (1, 5, 3) for nested (1, j, 2). Expected size 2 in dim 2. Only the ragged dim can be padded; use F.pad for others.
 narrow past the row: narrow(): got start [1, 1, 1, 1, 1] and length [2, 2, 2, 2, 2] in rows of 2. Expected pieces inside their rows. Cut the lengths: length.clamp(max=S - start).
 narrow dim: narrow(): got dim=0 for dense (5, 2). Expected dim=1 of a dense (B, S, *). Transpose the dim to narrow to position 1.
-different lengths: add(): got nested (2, j, 2) with lengths [5, 1] and nested (2, j, 2) with lengths [5, 2]. Expected equal lengths, component by component. Build the second from the first's offsets, or pad both: njt.to_padded_tensor(x, 0.0).""")
+different lengths: add(): got nested (2, j, 2) with lengths [5, 1] and nested (2, j, 2) with lengths [5, 2]. Expected equal lengths, component by component. Build the second from the first's offsets, or pad both: njt.to_padded_tensor(x, 0.0).""",
+    )

@@ -14,7 +14,7 @@ from expecttest import assert_expected_inline
 
 import njt
 from njt import _compat
-from tests.samples import BY_NAME, STRUCTURES, sample
+from tests.samples import STRUCTURES, sample
 
 
 def test_overrides_all_of_torchs_class() -> None:
@@ -168,4 +168,7 @@ def test_unknown_operator_names_the_way_in() -> None:
     disabled = torch._C.DisableTorchFunctionSubclass()
     with disabled, pytest.raises(NotImplementedError) as caught:
         torch.ops.aten._cdist_forward.default(x, x, 2.0, None)
-    assert_expected_inline(str(caught.value), """_cdist_forward(): no rule for nested tensors. Expected one of the operators that `python -m njt.ops` lists. Declare '_cdist_forward' in a family file of njt/ops with a rule of njt/rules, or call it on the components: [f(c) for c in x.unbind()].""")
+    assert_expected_inline(
+        str(caught.value),
+        """_cdist_forward(): no rule for nested tensors. Expected one of the operators that `python -m njt.ops` lists. Declare '_cdist_forward' in a family file of njt/ops with a rule of njt/rules, or call it on the components: [f(c) for c in x.unbind()].""",
+    )

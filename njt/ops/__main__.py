@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import njt
-from njt import registry
+from njt import _compat, registry
 
 
 def described(rule: Any) -> str:
@@ -25,7 +25,7 @@ def described(rule: Any) -> str:
 def table() -> list[tuple[str, str]]:
     """(operator, rule) of every declared overload and every pointwise one, sorted."""
     lines = {str(overload): described(rule) for overload, rule in registry.OPS.items()}
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in _compat.operator_names():
         home, _, base = name.partition("::")
         for overload in registry.overloads(base.partition(".")[0]) if home == "aten" else ():
             if torch.Tag.pointwise in overload.tags and str(overload) not in lines:
@@ -38,7 +38,9 @@ def main() -> None:
     lines = table()
     for operator, rule in lines:
         print(f"{operator:50} {rule}")
-    print(f"{len(lines)} overloads, {len(registry.FUNCTIONS)} functions above autograd, njt {njt.__version__}")
+    print(
+        f"{len(lines)} overloads, {len(registry.FUNCTIONS)} functions above autograd, njt {njt.__version__}"
+    )
 
 
 if __name__ == "__main__":

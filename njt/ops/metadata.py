@@ -42,8 +42,9 @@ def _numel(x: NestedTensor) -> Any:
 
 
 def _same_storage_numel(a: Tensor, b: Tensor) -> bool:
-    both = isinstance(a, NestedTensor) and isinstance(b, NestedTensor)
-    return both and a._values.numel() == b._values.numel()
+    if not (isinstance(a, NestedTensor) and isinstance(b, NestedTensor)):
+        return False
+    return a._values.numel() == b._values.numel()
 
 
 def _is_same_size(a: Any, b: Any) -> bool:

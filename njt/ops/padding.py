@@ -39,7 +39,12 @@ def to_padded_tensor(
     """
     op = "to_padded_tensor"
     if padding_side not in ("left", "right"):
-        raise errors.bad_value(op, f"padding_side={padding_side!r}", '"left" or "right"', "Name the side that padding is on.")
+        raise errors.bad_value(
+            op,
+            f"padding_side={padding_side!r}",
+            '"left" or "right"',
+            "Name the side that padding is on.",
+        )
     if not isinstance(x, NestedTensor):
         raise errors.bad_type(op, errors.describe(x), "a nested tensor", "It is padded already.")
     structure, d = x._structure, x._ragged_dim

@@ -9,15 +9,56 @@ from njt.rules.pointwise import Pointwise, PointwiseAbove
 
 declare_tag(torch.Tag.pointwise, Pointwise())
 
-UNTAGGED = """
-    __irshift__ abs_ bucketize complex copysign_ elu_backward eq_ fill fill_ floor_divide
-    floor_divide_ gcd_ ge_ gelu_ gelu_backward gt_ hardshrink_backward hardsigmoid_backward
-    hardswish hardswish_ hardswish_backward hardtanh_backward heaviside_ lcm_ le_
-    leaky_relu_backward log_sigmoid_backward log_sigmoid_forward logit_backward lt_
-    masked_fill masked_fill_ mish_ mish_backward nan_to_num ne_ polar rsub sigmoid_backward
-    silu_backward softplus_backward softshrink_backward tanh_backward threshold_
-    threshold_backward xlogy_ zero zero_
-""".split()
+UNTAGGED = [
+    "__irshift__",
+    "abs_",
+    "bucketize",
+    "complex",
+    "copysign_",
+    "elu_backward",
+    "eq_",
+    "fill",
+    "fill_",
+    "floor_divide",
+    "floor_divide_",
+    "gcd_",
+    "ge_",
+    "gelu_",
+    "gelu_backward",
+    "gt_",
+    "hardshrink_backward",
+    "hardsigmoid_backward",
+    "hardswish",
+    "hardswish_",
+    "hardswish_backward",
+    "hardtanh_backward",
+    "heaviside_",
+    "lcm_",
+    "le_",
+    "leaky_relu_backward",
+    "log_sigmoid_backward",
+    "log_sigmoid_forward",
+    "logit_backward",
+    "lt_",
+    "masked_fill",
+    "masked_fill_",
+    "mish_",
+    "mish_backward",
+    "nan_to_num",
+    "ne_",
+    "polar",
+    "rsub",
+    "sigmoid_backward",
+    "silu_backward",
+    "softplus_backward",
+    "softshrink_backward",
+    "tanh_backward",
+    "threshold_",
+    "threshold_backward",
+    "xlogy_",
+    "zero",
+    "zero_",
+]
 for _name in UNTAGGED:
     for _overload in overloads(_name):
         if torch.Tag.pointwise not in _overload.tags:

@@ -5,7 +5,7 @@ May import bridge, tensor, errors, dims.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from torch._ops import OpOverload
@@ -14,12 +14,10 @@ from njt import dims
 from njt.tensor import NestedTensor
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parameters(func: OpOverload) -> tuple[tuple[str, ...], dict[str, Any]]:
     names = tuple(a.name for a in func._schema.arguments)
-    defaults = {
-        a.name: a.default_value for a in func._schema.arguments if a.has_default_value()
-    }
+    defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
     return names, defaults
 
 
@@ -59,7 +57,5 @@ class Call:
         inner = {
             name: a._values if isinstance(a, NestedTensor) else a for name, a in arguments.items()
         }
-        positional = [
-            inner.pop(a.name) for a in self.func._schema.arguments if not a.kwarg_only
-        ]
+        positional = [inner.pop(a.name) for a in self.func._schema.arguments if not a.kwarg_only]
         return self.func(*positional, **inner)

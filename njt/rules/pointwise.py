@@ -30,9 +30,13 @@ class Pointwise:
         if type(x) is NestedTensor and not kwargs:
             for a in args[1:]:
                 if isinstance(a, Tensor):
-                    if type(a) is NestedTensor and a._structure is x._structure:
-                        if a._ragged_dim == x._ragged_dim and a._values.dim() == x._values.dim():
-                            continue
+                    if (
+                        type(a) is NestedTensor
+                        and a._structure is x._structure
+                        and a._ragged_dim == x._ragged_dim
+                        and a._values.dim() == x._values.dim()
+                    ):
+                        continue
                     break
             else:
                 if not func._schema.is_mutable:
@@ -78,9 +82,7 @@ def _leader(operands: list[NestedTensor]) -> NestedTensor:
     return max(operands, key=lambda a: a._values.dim())
 
 
-def _written(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[NestedTensor]:
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[NestedTensor]:
     if not func._schema.is_mutable:
         return []
     found = []
@@ -137,9 +139,7 @@ class _Fit:
             return [self(e) for e in a]
         return a
 
-    def written(
-        self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]
-    ) -> list[Tensor]:
+    def written(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         return _written(func, tuple(args), kwargs)  # type: ignore[return-value]
 
     def nested(self, a: NestedTensor) -> Tensor:
@@ -150,10 +150,10 @@ class _Fit:
                 if not isinstance(aligned, NestedTensor):
                     return self.dense(aligned)
                 a = aligned
-            if a.dim() != lead.dim() or a._ragged_dim != lead._ragged_dim:
-                # fewer dims line up from the right, as dense operands do
-                if lead.dim() - a.dim() != lead._ragged_dim - a._ragged_dim or a.dim() < lead.dim():
-                    raise errors.different_ragged_dims(self.op, lead, a)
+            # fewer dims line up from the right, as dense operands do
+            missing = lead.dim() - a.dim()
+            if missing < 0 or missing != lead._ragged_dim - a._ragged_dim:
+                raise errors.different_ragged_dims(self.op, lead, a)
         if self.compacted:
             return bridge.compact_values(a)
         return bridge.values(a) if self.differentiable else a._values
@@ -177,8 +177,11 @@ class _Fit:
         inner = t.squeeze(0) if missing == 0 else t
         if ones:
             return inner
-        full = inner.expand(x._structure.batch_size, *([1] * (missing - 1)), *inner.shape) \
-            if missing else t.expand(x._structure.batch_size, *t.shape[1:])
+        full = (
+            inner.expand(x._structure.batch_size, *([1] * (missing - 1)), *inner.shape)
+            if missing
+            else t.expand(x._structure.batch_size, *t.shape[1:])
+        )
         return self._packed(full, at_ragged)
 
     def _per_component(self, t: Tensor, dim: int) -> Tensor:
@@ -187,9 +190,7 @@ class _Fit:
         rows = self.lead._values.shape[self.lead._ragged_dim - 1]
         if self.compacted:
             rows = structure.row_index().shape[0]
-        return segments.broadcast(
-            t, structure.offsets, rows, lengths=structure.lengths, dim=dim
-        )
+        return segments.broadcast(t, structure.offsets, rows, lengths=structure.lengths, dim=dim)
 
     def _packed(self, t: Tensor, width: Any) -> Tensor:
         """(B, *pre, S, *post) where every component is S long, to packed rows."""

@@ -13,9 +13,11 @@ from tests.samples import BY_NAME, STRUCTURES, sample
 
 def alike(x):
     """A second operand of the same structure."""
-    return [njt.nested_tensor_from_jagged(
-        torch.rand_like(x.values()) + 0.5, x.offsets(), x.lengths(), jagged_dim=x.ragged_dim
-    )]
+    return [
+        njt.nested_tensor_from_jagged(
+            torch.rand_like(x.values()) + 0.5, x.offsets(), x.lengths(), jagged_dim=x.ragged_dim
+        )
+    ]
 
 
 def row_each(x):
