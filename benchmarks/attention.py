@@ -253,8 +253,11 @@ def try_tilings(shape: Shape, dtype: torch.dtype) -> None:
                     found.append((seconds(run, "cuda", 5) * 1e3, sizes))
                 except Exception:  # too large for the device, or refused by the compiler
                     continue
-            best = ", ".join(f"{ms:.3f} {sizes}" for ms, sizes in sorted(found)[:4])
             varlen_triton.TILINGS[kernel] = before
+            if not found:
+                print(f"  {kernel}: nothing ran")
+                continue
+            best = ", ".join(f"{ms:.3f} {sizes}" for ms, sizes in sorted(found)[:4])
             print(f"  {kernel}: {best}; slowest {max(found)[0]:.3f}", flush=True)
 
 

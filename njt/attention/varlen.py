@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from njt import errors
 from njt.attention import varlen_backends, varlen_flops
 from njt.attention.varlen_call import Call
 from njt.attention.varlen_math import attention as math_attention
 
+_OP = "scaled_dot_product_attention"
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -122,9 +124,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     shapes = query.shape, key.shape, value.shape
     if not (query.dtype == key.dtype == value.dtype and query.device == key.device == value.device):
         came = ", ".join(f"{x.dtype} on {x.device}" for x in (query, key, value))
-        raise RuntimeError(
-            f"scaled_dot_product_attention(): got query, key and value of {came}. Expected one "
-            f"dtype and one device. Convert them: key.to(query)."
+        raise errors.bad_shape(
+            _OP, came, "one dtype and one device", "Convert them: key.to(query)."
         )
     if not len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 3:
         problem = "three packed tensors of shape (rows, heads, head size)"
@@ -139,9 +140,11 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     else:
         return
     came = ", ".join(str(tuple(s)) for s in shapes)
-    raise RuntimeError(
-        f"scaled_dot_product_attention(): got packed query, key and value {came}. Expected "
-        f"{problem}. Reshape them to (rows, heads, head size) that agree."
+    raise errors.bad_shape(
+        _OP,
+        f"packed query, key and value {came}",
+        problem,
+        "Reshape them to (rows, heads, head size) that agree.",
     )
 
 
@@ -166,9 +169,11 @@ def _differentiable_gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients as a function that autograd can differentiate again, by the math backend."""
     if call.dropout_p:
-        raise NotImplementedError(
-            "scaled_dot_product_attention(): got a second derivative with dropout_p > 0. Expected "
-            "dropout_p=0.0. Drop create_graph=True, or the dropout."
+        raise errors.unsupported(
+            _OP,
+            "a second derivative with dropout_p > 0",
+            "dropout_p=0.0",
+            "Leave out create_graph=True, or the dropout.",
         )
     with torch.enable_grad():
         inputs = [x.view_as(x) for x in (query, key, value)]

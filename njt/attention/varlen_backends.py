@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from njt import errors
 from njt.attention import varlen_cpu, varlen_cuda
 from njt.attention.varlen_call import Call
 
@@ -123,7 +124,8 @@ _forced: list[str] = []
 def force(name: str) -> Iterator[None]:
     """Within the context every call uses the backend `name`, or is refused with the reason."""
     if name not in _BY_NAME:
-        raise ValueError(f"force(): got {name!r}. Expected one of {', '.join(_BY_NAME)}.")
+        names = f"one of {', '.join(_BY_NAME)}"
+        raise errors.bad_value("force", repr(name), names, "Look at njt.attention.varlen_backends.")
     _forced.append(name)
     try:
         yield
@@ -142,9 +144,11 @@ def choose(
         reason = _BY_NAME[_forced[-1]].refusal(request)
         if reason is None:
             return _forced[-1]
-        raise RuntimeError(
-            f"scaled_dot_product_attention(): got a call for the forced backend {_forced[-1]!r}. "
-            f"Expected: {reason}. Force another backend, or leave the choice to the table."
+        raise errors.bad_shape(
+            "scaled_dot_product_attention",
+            f"a call for the forced backend {_forced[-1]!r}",
+            reason,
+            "Force another backend, or leave the choice to the table.",
         )
     for backend in BACKENDS:
         if backend.default and backend.refusal(request) is None:

@@ -379,7 +379,7 @@ def test_torch_switches_choose_the_backend() -> None:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert varlen_backends.choose(*request) == "math"
     cuda = torch.device("cuda")
-    with varlen_backends.force("flash"), pytest.raises(RuntimeError, match="Expected: on CUDA"):
+    with varlen_backends.force("flash"), pytest.raises(RuntimeError, match="Expected on CUDA"):
         varlen_backends.choose(*request)
     assert varlen_backends.choose(cuda, torch.float64, True, False, False) == "math"
     assert varlen_backends.choose(cuda, torch.float32, True, True, False) == "efficient"
