@@ -208,7 +208,7 @@ def _rmatmul(b: Any, a: Any) -> Any:
     return matmul(a, b)
 
 
-def _named_matmul(input: Any, other: Any = None, **named: Any) -> Any:  # noqa: A002
+def _named_matmul(input: Any, other: Any = None, **named: Any) -> Any:
     return matmul(input, named.pop("tensor2", named.pop("mat2", other)))
 
 

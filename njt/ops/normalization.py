@@ -7,11 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OpOverload
 
 from njt import bridge, errors
 from njt.kernels import segments
-from njt.registry import declare, declare_function, declare_named
+from njt.registry import declare, declare_named
 from njt.rules.per_token import AsOne, OverFeatures, PerToken, zeroed
 from njt.tensor import NestedTensor
 
@@ -113,7 +112,7 @@ for _name in ("dropout1d", "dropout2d", "dropout3d"):
 
 
 def batch_norm(
-    input: Any,  # noqa: A002
+    input: Any,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -157,7 +156,7 @@ declare_named("batch_norm", batch_norm, aten=())
 
 
 def instance_norm(
-    input: Any,  # noqa: A002
+    input: Any,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
@@ -188,7 +187,7 @@ def instance_norm(
 
 
 def group_norm(
-    input: Any,  # noqa: A002
+    input: Any,
     num_groups: int,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
