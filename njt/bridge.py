@@ -188,6 +188,9 @@ def _dummy() -> NestedTensor:
     return _DUMMY[0]
 
 
+_dummy()  # now: made during a trace it would belong to that trace for good
+
+
 def masked_for_backward(x: NestedTensor) -> Tensor:
     """The values of a gradient: rows in gaps belong to nobody and must not carry what they hold."""
     return without_gaps(x._values.detach(), x)
