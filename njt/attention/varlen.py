@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from njt import errors
-from njt.attention import varlen_backends, varlen_flops
+from njt.attention import varlen_backends, varlen_cuda, varlen_flops
 from njt.attention.varlen_call import Call
 from njt.attention.varlen_math import attention as math_attention
 
@@ -211,7 +211,8 @@ _STATE = "Tensor out, Tensor logsumexp, Tensor seed, Tensor seed_offset"
 _library = torch.library.Library("njt", "FRAGMENT")
 _library.define(
     f"varlen_attention({_ARGS.format('')}) -> ({_STATE})",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    # dropout draws: not to be run again, nor merged with a call that looks the same
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded),
 )
 _library.define(
     f"varlen_attention_backward(Tensor grad_out, {_ARGS.format(_STATE + ', ')})"
@@ -223,8 +224,11 @@ _library.define(
 def _forward_kernel(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     call = Call(*rest)
     out, logsumexp, *seeds = varlen_backends.forward(query, key, value, call)
-    # an operator always returns the same number of tensors, each its own memory
-    return out, logsumexp, *(seeds or varlen_backends.no_seeds(query))
+    # an operator always returns as many tensors, with the strides that its fake promised
+    out = out.contiguous()
+    if not seeds:
+        return out, logsumexp, *varlen_backends.no_seeds(query)
+    return out, logsumexp, *varlen_cuda.seeds_to_keep(query, call, seeds)
 
 
 def _backward_kernel(
@@ -238,9 +242,9 @@ def _backward_kernel(
     seed_offset: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    grads = varlen_backends.backward(
-        grad_out, query, key, value, out, logsumexp, seed, seed_offset, Call(*rest)
-    )
+    call = Call(*rest)
+    seeds = varlen_cuda.seeds_to_use(call, [seed, seed_offset])
+    grads = varlen_backends.backward(grad_out, query, key, value, out, logsumexp, *seeds, call)
     return tuple(g.contiguous() for g in grads)
 
 

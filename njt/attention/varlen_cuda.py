@@ -201,6 +201,26 @@ def efficient_state(query: Tensor, call: Call) -> tuple[Tensor, ...]:
     )
 
 
+def seeds_to_keep(query: Tensor, call: Call, seeds: list[Tensor]) -> tuple[Tensor, ...]:
+    """The seeds with the shapes and the device that a tracer was promised.
+
+    Where the kernels leave them depends on dropout, on graph capture and on torch's version.
+    """
+    if call.dropout_p:
+        return tuple(seed.to(query.device) for seed in seeds)
+    state = flash_state if call.backend == "flash" else efficient_state
+    return state(query, call)[1:]
+
+
+def seeds_to_use(call: Call, seeds: list[Tensor]) -> list[Tensor]:
+    """The kept seeds where the backward kernel reads them: on the host, unless in a capture."""
+    if not call.dropout_p or call.backend != "efficient":
+        return seeds
+    if torch.cuda.is_current_stream_capturing():
+        return seeds
+    return [seed.cpu() for seed in seeds]
+
+
 def _is_empty(query: Tensor, key: Tensor, call: Call) -> bool:
     # the kernels refuse sizes of zero
     return not (query.numel() and key.numel() and call.max_q and call.max_k)

@@ -122,6 +122,22 @@ def test_host_lengths_tell_of_rows_past_the_end() -> None:
         assert not grad[-2:].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dropout_compiled(dtype: torch.dtype) -> None:
+    """The backward of a graph drops what its forward dropped: values of one give weights that tell."""
+    torch._dynamo.reset()
+    batch = Batch((300, 200))
+    q, k, v = on_gpu(inputs(batch, dtype=dtype, width=64, width_v=64))
+    offsets, more = batch.arguments("cuda")
+    run = torch.compile(varlen_attention, fullgraph=True)
+    out = run(q, k, v, *offsets, **more, dropout_p=0.5)
+    (grad,) = torch.autograd.grad(out, v, out.detach())
+    # out is linear in v, so <out, out> = <grad, v> holds only for the same mask
+    torch.testing.assert_close(
+        (grad.double() * v).sum(), out.double().pow(2).sum(), atol=0.0, rtol=0.03
+    )
+
+
 def test_dropout_repeats_with_the_seed() -> None:
     batch = BATCHES["usual"]
     x = on_gpu(inputs(batch, dtype=torch.bfloat16))
