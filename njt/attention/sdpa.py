@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from njt import bridge, errors
+from njt.attention.masked import masked_attention
 from njt.attention.varlen import varlen_attention
-from njt.registry import declare, declare_function, FromHandler
+from njt.registry import FromHandler, declare, declare_function
+from njt.structure import Structure
 from njt.tensor import NestedTensor
 
 _OP = "scaled_dot_product_attention"
@@ -35,21 +37,22 @@ def scaled_dot_product_attention(
 
     Args:
         query: nested (B, H, j1, D) or (B, j1, D), ragged in the second last dim.
-        key, value: nested, alike; may have other lengths than the query (cross attention).
-        attn_mask: dense bool or floating mask that broadcasts to (B, H, max_seqlen, max_seqlen), cut to each
-            sequence; runs sequence by sequence.
+        key, value: nested, alike; may have other lengths than the query (cross attention). Dense ones, (B, Hk, S, D), are
+            sequences of equal lengths.
+        attn_mask: dense bool or floating mask that broadcasts to (B, H, max_seqlen, max_seqlen), cut to each sequence.
         is_causal: query i sees keys 0..i of its sequence.
     Returns:
         nested (B, H, j1, Dv) with the structure of the query.
     Raises:
-        TypeError: some of query, key, value are nested and some dense.
+        TypeError: the query is dense and others are nested.
         RuntimeError: ragged dims, batch sizes or lengths of key and value that don't fit.
     """
-    nested = [isinstance(t, NestedTensor) for t in (query, key, value)]
-    if not all(nested):
+    if isinstance(query, NestedTensor):
+        key, value = _as_nested(key, query), _as_nested(value, query)
+    if not all(isinstance(t, NestedTensor) for t in (query, key, value)):
         came = ", ".join(errors.describe(t) for t in (query, key, value))
         raise errors.bad_type(
-            _OP, came, "all three nested", "Make the dense ones nested: njt.as_nested_tensor(x)."
+            _OP, came, "a nested query", "Make it nested: njt.as_nested_tensor(query)."
         )
     _check(query, key, value)
     if query.dim() > 3 and query._ragged_dim == 1:  # heads are the sequence, tokens the batch
@@ -71,8 +74,16 @@ def scaled_dot_product_attention(
     if same and key._structure is not query._structure:
         key, value = _following(key, query), _following(value, query)
     if attn_mask is not None:
-        return _per_sequence(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        query, key, value = _autocast(query, key, value)
+        return masked_attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
         )
     a, b = query._structure, key._structure
     out = varlen_attention(
@@ -94,6 +105,15 @@ def scaled_dot_product_attention(
     )
     packed = out.transpose(0, 1) if query.dim() == 4 else out.squeeze(1)
     return bridge.wrap(packed, a, query._ragged_dim, query)
+
+
+def _as_nested(t: Tensor, query: NestedTensor) -> Tensor:
+    """A dense (B, *, S, D) as a batch of equal lengths."""
+    if isinstance(t, NestedTensor) or t.dim() != query.dim() or bridge.is_traced(query):
+        return t
+    batch, length = t.shape[0], t.shape[-2]
+    structure = Structure.from_lengths((length,) * batch, t.device)
+    return bridge.wrap(t.movedim(0, -3).flatten(-3, -2), structure, t.dim() - 2, query)
 
 
 def _check(query: NestedTensor, key: NestedTensor, value: NestedTensor) -> None:
@@ -134,43 +154,20 @@ def _rows(t: NestedTensor) -> Tensor:
     return packed.transpose(0, 1) if packed.dim() == 3 else packed.unsqueeze(1)
 
 
+def _autocast(*tensors: NestedTensor) -> tuple[NestedTensor, ...]:
+    """The operands in the dtype that autocast wants, as the dense function would have them."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t if t.dtype is torch.float64 else t.to(dtype) for t in tensors)
+
+
 def _host(t: NestedTensor) -> tuple[int, ...] | None:
     structure = t._structure
     if structure.is_traced or structure.offsets.device.type != "cpu":
         return None
     return structure.host_lengths()
-
-
-def _per_sequence(
-    query: NestedTensor,
-    key: NestedTensor,
-    value: NestedTensor,
-    mask: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> NestedTensor:
-    """A loop of dense calls, the mask cut to each sequence."""
-    if bridge.is_traced(query):
-        raise errors.unsupported(
-            _OP,
-            "attn_mask in a compiled graph",
-            "no mask, or is_causal=True",
-            "Run the attention outside of the graph, or use a block mask.",
-        )
-    full = mask.expand(query._structure.batch_size, *mask.shape[1:]) if mask.dim() == query.dim() else None
-    outs = []
-    for i, (q, k, v) in enumerate(zip(query.unbind(), key.unbind(), value.unbind())):
-        cut = (mask if full is None else full[i])[..., : q.shape[-2], : k.shape[-2]]
-        outs.append(
-            F.scaled_dot_product_attention(
-                q[None], k[None], v[None], cut[None] if cut.dim() == q.dim() else cut,
-                dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
-            )[0]
-        )
-    packed = torch.cat(outs, dim=query._ragged_dim - 1)
-    return bridge.wrap(packed, query._structure.compact(), query._ragged_dim, query)
 
 
 declare_function(scaled_dot_product_attention, F.scaled_dot_product_attention)

@@ -21,7 +21,12 @@ MANY = 64  # from so many segments on, one grouped call beats a loop of products
 
 
 def multiply(
-    rows: Tensor, matrices: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, width: Any = None
+    rows: Tensor,
+    matrices: Tensor,
+    offsets: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    width: Any = None,
 ) -> Tensor:
     """Every row times the matrix of its segment.
 
@@ -101,13 +106,17 @@ def _multiply_kernel(
         d, full = rows.dim() - 2, _padded_width(offsets, lengths, width)
         padded = padding.packed_to_padded(rows, offsets, full, lengths=lengths, values_dim=d)
         product = padded @ matrices
-        return padding.padded_to_packed(product, offsets, rows.shape[d], lengths=lengths, values_dim=d)
+        return padding.padded_to_packed(
+            product, offsets, rows.shape[d], lengths=lengths, values_dim=d
+        )
     if lengths is not None:
         out.zero_()
     d = rows.dim() - 2
     for (start, stop), matrix in zip(_bounds(offsets, lengths), matrices.unbind()):
         if stop > start:
-            torch.matmul(rows.narrow(d, start, stop - start), matrix, out=out.narrow(d, start, stop - start))
+            torch.matmul(
+                rows.narrow(d, start, stop - start), matrix, out=out.narrow(d, start, stop - start)
+            )
     return out
 
 
@@ -123,7 +132,8 @@ def _contract_kernel(
     if a.is_cuda:
         full = _padded_width(offsets, lengths, width)
         left, right = (
-            padding.packed_to_padded(x, offsets, full, lengths=lengths, values_dim=d) for x in (a, b)
+            padding.packed_to_padded(x, offsets, full, lengths=lengths, values_dim=d)
+            for x in (a, b)
         )
         return left.mT @ right
     for (start, stop), one in zip(_bounds(offsets, lengths), out.unbind()):

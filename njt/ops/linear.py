@@ -73,18 +73,25 @@ def _autocast(*tensors: Any) -> tuple[Any, ...]:
     if not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in tensors)
+    return tuple(
+        t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t
+        for t in tensors
+    )
 
 
 def _misfit(a: Tensor, b: Tensor, expected: str, advice: str) -> RuntimeError:
-    return errors.bad_shape("matmul", f"{errors.describe(a)} @ {errors.describe(b)}", expected, advice)
+    return errors.bad_shape(
+        "matmul", f"{errors.describe(a)} @ {errors.describe(b)}", expected, advice
+    )
 
 
 def _check_rank(*operands: Tensor) -> None:
     a, b = operands
     for t in operands:
         if isinstance(t, NestedTensor) and t.dim() < 3:
-            raise _misfit(a, b, "nested tensors of three or more dims", "Add a dim: x.unsqueeze(-1).")
+            raise _misfit(
+                a, b, "nested tensors of three or more dims", "Add a dim: x.unsqueeze(-1)."
+            )
         if t.dim() == 0:
             raise _misfit(a, b, "operands of one or more dims", "Multiply by a number with `*`.")
 
@@ -146,7 +153,11 @@ def _per_token(x: NestedTensor, packed: Tensor, full: Tensor) -> NestedTensor:
         out = _grouped(packed.flatten(-3, -2), full.squeeze(r), x, n)
         return bridge.wrap(out.unflatten(-2, (packed.shape[-3], n)), structure, r, x)
     each = segments.broadcast(
-        full.squeeze(r), structure.offsets, packed.shape[r - 1], lengths=structure.lengths, dim=r - 1
+        full.squeeze(r),
+        structure.offsets,
+        packed.shape[r - 1],
+        lengths=structure.lengths,
+        dim=r - 1,
     )
     return bridge.wrap(packed @ each, structure, r, x)
 
@@ -162,7 +173,10 @@ def _both(a: NestedTensor, b: NestedTensor) -> Any:
         )  # fmt: skip
     if b.dim() != rank or not (ra == rb < rank - 2 or (ra, rb) == (rank - 1, rank - 2)):
         raise _misfit(
-            a, b, "ragged dims that meet: both summed, or the same leading dim", "Transpose one of them."
+            a,
+            b,
+            "ragged dims that meet: both summed, or the same leading dim",
+            "Transpose one of them.",
         )
     aligned = bridge.align(b, a, "matmul")
     if not isinstance(aligned, NestedTensor):
@@ -189,7 +203,10 @@ def bmm(a: Any, b: Any) -> Any:
     """
     if a.dim() != 3 or b.dim() != 3:
         raise errors.bad_shape(
-            "bmm", f"{errors.describe(a)} and {errors.describe(b)}", "three dims each", "Use matmul."
+            "bmm",
+            f"{errors.describe(a)} and {errors.describe(b)}",
+            "three dims each",
+            "Use matmul.",
         )
     return matmul(a, b)
 
@@ -218,5 +235,7 @@ declare_function(_rmatmul, torch.Tensor.__rmatmul__)
 declare_named("bmm", lambda input, mat2: bmm(input, mat2))
 declare_named(
     "baddbmm",
-    lambda input, batch1, batch2, *, beta=1, alpha=1: baddbmm(input, batch1, batch2, beta=beta, alpha=alpha),
+    lambda input, batch1, batch2, *, beta=1, alpha=1: baddbmm(
+        input, batch1, batch2, beta=beta, alpha=alpha
+    ),
 )

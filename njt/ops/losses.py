@@ -97,7 +97,19 @@ def _spread(rows: Tensor, x: NestedTensor, ragged_dim: int | None = None) -> Nes
     return bridge.wrap(bridge.spread(rows, x._structure, total, r - 1), x._structure, r, x)
 
 
-ELEMENTWISE = ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "soft_margin_loss", "poisson_nll_loss", "gaussian_nll_loss", "hinge_embedding_loss", "margin_ranking_loss"]
+ELEMENTWISE = [
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "soft_margin_loss",
+    "poisson_nll_loss",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "margin_ranking_loss",
+]
 for _name in ELEMENTWISE:
     declare_named(_name, ElementLoss(getattr(F, _name)), aten=())
 
@@ -234,7 +246,14 @@ class VectorLoss:
         return out if reduction != "none" else _spread(out, x)
 
 
-for _name in ["cosine_embedding_loss", "triplet_margin_loss", "triplet_margin_with_distance_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss"]:
+for _name in [
+    "cosine_embedding_loss",
+    "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
+]:
     declare_named(_name, VectorLoss(getattr(F, _name)), aten=())
 
 

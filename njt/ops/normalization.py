@@ -16,9 +16,7 @@ from njt.tensor import NestedTensor
 
 aten = torch.ops.aten
 
-declare(
-    aten.native_layer_norm.default, PerToken("normalized_shape", per_token=(True, True, True))
-)
+declare(aten.native_layer_norm.default, PerToken("normalized_shape", per_token=(True, True, True)))
 declare(
     aten.native_layer_norm_backward.default,
     PerToken("normalized_shape", per_token=(True, False, False), sums=True),
@@ -39,7 +37,8 @@ declare_named(
     aten=(),
 )
 declare_named(
-    "local_response_norm", AsOne(F.local_response_norm, ("size", "alpha", "beta", "k"), channels=True)
+    "local_response_norm",
+    AsOne(F.local_response_norm, ("size", "alpha", "beta", "k"), channels=True),
 )
 
 
@@ -50,7 +49,9 @@ class DropoutOf:
         self.dense = dense
         self.default = default
 
-    def __call__(self, x: Any, p: float | None = None, training: bool | None = None, **named: Any) -> Any:
+    def __call__(
+        self, x: Any, p: float | None = None, training: bool | None = None, **named: Any
+    ) -> Any:
         train = named.pop("train", training)
         # torch.dropout takes no default for `training`; the module's function trains unless told otherwise
         p, train = self.default if p is None else p, True if train is None else train
@@ -76,7 +77,9 @@ class ChannelDropout:
         self.name = name
         self.alpha = alpha  # minus what dropped channels saturate to; None: 0
 
-    def __call__(self, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any) -> Any:
+    def __call__(
+        self, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any
+    ) -> Any:
         training = named.pop("train", training)
         if not 0.0 <= p <= 1.0:
             raise errors.bad_value(self.name, f"p={p}", "a probability in [0, 1]", "Check p.")
@@ -105,7 +108,9 @@ class ChannelDropout:
 
 
 _SELU_LIMIT = 1.7580993408473766  # scale times alpha of SELU, which saturates at minus this
-declare_named("feature_alpha_dropout", ChannelDropout("feature_alpha_dropout", _SELU_LIMIT), aten=())
+declare_named(
+    "feature_alpha_dropout", ChannelDropout("feature_alpha_dropout", _SELU_LIMIT), aten=()
+)
 declare_named("feature_dropout", ChannelDropout("feature_dropout"), aten=())
 for _name in ("dropout1d", "dropout2d", "dropout3d"):
     declare_named(_name, ChannelDropout(_name), aten=())
@@ -176,7 +181,9 @@ def instance_norm(
     r = x._ragged_dim
     if r == 1:
         tokens = zeroed(x)
-        out = F.instance_norm(tokens, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+        out = F.instance_norm(
+            tokens, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+        )
         return bridge.wrap(out, x._structure, r, x)
     if running_mean is not None or not use_input_stats:
         raise errors.unsupported(
@@ -214,7 +221,10 @@ def _group_norm_over_rows(
     channels = x._values.shape[0]
     if channels % groups:
         raise errors.bad_shape(
-            op, f"{channels} channels in {groups} groups", "channels that divide by groups", "Check num_groups."
+            op,
+            f"{channels} channels in {groups} groups",
+            "channels that divide by groups",
+            "Check num_groups.",
         )
     structure, d = x._structure, x._ragged_dim - 1
     packed = zeroed(x)

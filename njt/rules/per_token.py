@@ -98,7 +98,9 @@ def zeroed(x: NestedTensor) -> Tensor:
         mask = structure.row_mask(rows)
     shape = [1] * packed.dim()
     shape[d] = rows
-    return torch.where(mask.view(shape), packed, torch.zeros((), dtype=packed.dtype, device=packed.device))
+    return torch.where(
+        mask.view(shape), packed, torch.zeros((), dtype=packed.dtype, device=packed.device)
+    )
 
 
 class Tokens:
@@ -127,7 +129,9 @@ class Tokens:
     def nested(self, rows: Tensor, ragged_dim: int | None = None) -> NestedTensor:
         """Fresh rows as a nested tensor of the structure of `x`."""
         x = self.x
-        return bridge.wrap(rows, x._structure, x._ragged_dim if ragged_dim is None else ragged_dim, x)
+        return bridge.wrap(
+            rows, x._structure, x._ragged_dim if ragged_dim is None else ragged_dim, x
+        )
 
 
 @dataclass(frozen=True)

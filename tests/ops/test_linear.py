@@ -83,7 +83,9 @@ def test_compiled(case: Case, name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.int64])
-@pytest.mark.parametrize("fn", [torch.matmul, lambda x, w: x.mT @ (x @ w)], ids=["multiply", "contract"])
+@pytest.mark.parametrize(
+    "fn", [torch.matmul, lambda x, w: x.mT @ (x @ w)], ids=["multiply", "contract"]
+)
 def test_dtypes(fn: object, dtype: torch.dtype) -> None:
     x = sample(USUAL, (4,), dtype)
     w = torch.randint(-3, 3, (3, 4, 8)).to(dtype)
@@ -107,7 +109,9 @@ def test_operators_keep_their_promises(op: str) -> None:
     torch.library.opcheck(getattr(torch.ops.njt, op).default, args)
 
 
-@pytest.mark.parametrize("fn", [lambda x, w: x @ w, lambda x, w: F.linear(x, w.mT)], ids=["@", "linear"])
+@pytest.mark.parametrize(
+    "fn", [lambda x, w: x @ w, lambda x, w: F.linear(x, w.mT)], ids=["@", "linear"]
+)
 def test_autocast(fn: object) -> None:
     x, w = sample(USUAL), torch.randn(4, 5)
     with torch.autocast("cpu", torch.bfloat16):
@@ -123,7 +127,9 @@ def test_ragged_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "w", [torch.ones(3, 5), torch.ones(2, 4, 5), torch.ones(1, 1, 4, 5)], ids=lambda w: str(tuple(w.shape))
+    "w",
+    [torch.ones(3, 5), torch.ones(2, 4, 5), torch.ones(1, 1, 4, 5)],
+    ids=lambda w: str(tuple(w.shape)),
 )
 def test_misfits_are_refused(w: Tensor) -> None:
     with pytest.raises(RuntimeError, match=r"matmul\(\): got nested"):

@@ -93,7 +93,9 @@ def test_batch_norm_compiled() -> None:
     torch.testing.assert_close(ours.running_mean, theirs.running_mean)
 
 
-@pytest.mark.parametrize("fn", [F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d])
+@pytest.mark.parametrize(
+    "fn", [F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d]
+)
 def test_dropout_scales_what_it_keeps(fn: object) -> None:
     x = njt.nested_tensor([torch.ones(3, 2000), torch.ones(2, 2000)])
     torch.manual_seed(0)
