@@ -204,3 +204,19 @@ def has_composite(func: Any) -> bool:
 def operator_names() -> list[str]:
     """Every operator that the dispatcher knows, as "namespace::name.overload"."""
     return torch._C._dispatch_get_all_op_names()
+
+
+def register_inductor_decomposition(overload: Any, decomposition: Any) -> bool:
+    """Gives inductor, and no other backend, a decomposition; without its table the operator stays a call.
+
+    Imports inductor, which takes seconds: to be called when something is compiled, not before.
+    """
+    try:
+        from torch._inductor import decomposition as inductor
+    except ImportError:  # pragma: no cover
+        return False
+    inductor.decompositions[overload] = decomposition
+    # a copy of the table may have been made by a compilation before
+    cached = getattr(inductor, "fast_random_decomps", None)
+    getattr(cached, "cache_clear", lambda: None)()
+    return True

@@ -1,0 +1,76 @@
+"""Both copies for inductor: plain torch that fuses with its neighbours, so that no rectangle is written between.
+
+Only inductor sees these decompositions; every other backend keeps the operators. What a packed row knows of
+its segment is computed from the offsets alone, alike in every call, so that one graph computes it once.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from njt import _compat
+
+
+def packed_to_padded(
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    width: Any,
+    padding: float,
+    values_dim: int,
+    left: bool,
+) -> Tensor:
+    """njt::packed_to_padded as a masked gather."""
+    starts = offsets[:-1]
+    sizes = offsets[1:] - starts if lengths is None else lengths
+    t = torch.arange(width, device=values.device)
+    if left:
+        t = t - (width - sizes[:, None])
+        used, row = t >= 0, starts[:, None] + t
+    else:
+        used, row = t < sizes[:, None], starts[:, None] + t
+    rows = values.movedim(values_dim, 0)
+    # clamped, so that no address is computed outside even where the mask hides it
+    picked = rows[torch.where(used, row, 0)]
+    mask = used.view(*used.shape, *[1] * (values.dim() - 1))
+    filler = torch.full((), padding, dtype=values.dtype, device=values.device)
+    return torch.where(mask, picked, filler).movedim(1, values_dim + 1).contiguous()
+
+
+def padded_to_packed(
+    padded: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    total_length: Any,
+    values_dim: int,
+    left: bool,
+) -> Tensor:
+    """njt::padded_to_packed as a masked gather through the segment of each row."""
+    width = padded.shape[values_dim + 1]
+    row = torch.arange(total_length, device=padded.device, dtype=offsets.dtype)
+    batch = offsets.shape[0] - 1
+    segment = torch.searchsorted(offsets, row, right=True) - 1
+    segment = segment.clamp(0, batch - 1)
+    t = row - offsets[segment]
+    sizes = offsets[1:] - offsets[:-1] if lengths is None else lengths
+    used = (t < sizes[segment]) & (t >= 0)
+    if left:
+        t = t + width - sizes[segment]
+    used = used & (t >= 0) & (t < width)
+    rows = padded.movedim(values_dim + 1, 1)
+    picked = rows[segment, torch.where(used, t, 0)]
+    mask = used.view(-1, *[1] * (rows.dim() - 2))
+    zero = torch.zeros((), dtype=padded.dtype, device=padded.device)
+    return torch.where(mask, picked, zero).movedim(0, values_dim).contiguous()
+
+
+@functools.cache
+def register() -> None:
+    """Tells inductor, once, when a graph with one of the operators is first traced."""
+    ops = torch.ops.njt
+    _compat.register_inductor_decomposition(ops.packed_to_padded.default, packed_to_padded)
+    _compat.register_inductor_decomposition(ops.padded_to_packed.default, padded_to_packed)
