@@ -1,7 +1,7 @@
 """njt: batches of variable-length sequences as ordinary tensors, with no padding."""
 
 from njt import ops  # fills the operator tables
-from njt.attention import sdpa
+from njt.attention import multihead, sdpa
 from njt.construct import (
     as_nested_tensor,
     check_structure,
@@ -27,6 +27,7 @@ __all__ = [
     "check_structure",
     "from_padded",
     "masked_select",
+    "multihead",
     "narrow",
     "nested_tensor",
     "nested_tensor_from_jagged",
