@@ -260,6 +260,23 @@ class Structure:
         return self._max
 
     @property
+    def longest_bound(self) -> Any:
+        """No component is longer: exact in eager, up to 2 more in a graph.
+
+        A graph's bounds come in as sizes that are larger by 2; kernels that need a bound and not the
+        number take that size itself, since inductor's cache can't name what is computed from it.
+        """
+        if self.is_traced and self._extent is not None and self._max is not None:
+            return self._extent.shape[0]
+        return self.max_seqlen
+
+    @property
+    def known_host_lengths(self) -> tuple[int, ...] | None:
+        """The lengths as numbers if they are at hand without a look at the device, else None."""
+        self._refresh()
+        return self._host
+
+    @property
     def min_seqlen(self) -> Any:
         """The shortest length (0 for an empty batch), read from the device once."""
         self._refresh()

@@ -94,8 +94,8 @@ def scaled_dot_product_attention(
         b.offsets,
         q_lengths=a.lengths,
         k_lengths=b.lengths,
-        max_q=a.max_seqlen,
-        max_k=b.max_seqlen,
+        max_q=a.longest_bound,
+        max_k=b.longest_bound,
         host_q=_host(query),
         host_k=_host(key),
         is_causal=is_causal,
@@ -165,8 +165,10 @@ def _autocast(*tensors: NestedTensor) -> tuple[NestedTensor, ...]:
 
 def _host(t: NestedTensor) -> tuple[int, ...] | None:
     structure = t._structure
-    if structure.is_traced or structure.offsets.device.type != "cpu":
+    if structure.is_traced:
         return None
+    if structure.offsets.device.type != "cpu":
+        return structure.known_host_lengths  # never a wait for the device
     return structure.host_lengths()
 
 
