@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch._inductor.config as inductor_config
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch._subclasses.fake_tensor import FakeTensor
@@ -34,6 +36,8 @@ try:  # keeps size expressions out of the traced graph until they are used; with
 except ImportError:  # pragma: no cover
     maybe_enable_thunkify = contextlib.nullcontext  # type: ignore[assignment,misc]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
 NESTED_KEYS = DispatchKeySet(DispatchKey.NestedTensor).add(DispatchKey.AutogradNestedTensor)
 COMPOSITE_KEYS = (
     DispatchKey.CompositeImplicitAutogradNestedTensor,
@@ -45,6 +49,7 @@ no_torch_function = torch._C.DisableTorchFunctionSubclass
 
 _get_mode = torch._C._get_dispatch_mode
 _PROXY_MODE = torch._C._TorchDispatchModeKey.PROXY
+_FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
 
 
 def make_wrapper(
@@ -164,6 +169,51 @@ def code_digest() -> str:
 def proxy_tracing() -> bool:
     """Whether a graph is being recorded below us (AOTAutograd, make_fx, non-strict export)."""
     return _get_mode(_PROXY_MODE) is not None
+
+
+def fake_mode_active() -> bool:
+    """Whether operators run on fake tensors: inside a compiler, or under a FakeTensorMode."""
+    return _get_mode(_FAKE_MODE) is not None
+
+
+def traced(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls `f` on fake tensors; it may read numbers from the device that its results don't show.
+
+    Dynamo, which records a call of `f` as one node, would miss them. Recorders below it see each operator.
+    """
+    with maybe_enable_thunkify():
+        out = f(*args, **kwargs)
+    mode = _get_mode(_FAKE_MODE)
+    env = None if mode is None or proxy_tracing() else mode.shape_env
+    if env is not None and env.pending_fresh_unbacked_symbols:
+        env.ignorable_fresh_unbacked_symbols.extend(env.pending_fresh_unbacked_symbols)
+    return out
+
+
+def one_node(f: _F) -> _F:
+    """`f` as one node of Dynamo's graph: its insides run when the graph is traced further, on real objects.
+
+    So nothing inside is guarded on, and what Dynamo can't follow doesn't stop it.
+    """
+
+    @wraps(f)
+    def node(*args: Any, **kwargs: Any) -> Any:
+        if fake_mode_active():
+            return traced(f, args, kwargs)
+        return f(*args, **kwargs)
+
+    _mark_cacheable(f"{f.__module__}.{f.__name__}")
+    return torch.compiler.allow_in_graph(node)  # type: ignore[return-value]
+
+
+def _mark_cacheable(name: str) -> None:
+    """Lets graphs that name one of our functions be kept on disk, as long as our code stays the same.
+
+    Without it such graphs are compiled anew in every process.
+    """
+    if hasattr(inductor_config, "unsafe_marked_cacheable_functions"):
+        known = inductor_config.unsafe_marked_cacheable_functions
+        inductor_config.unsafe_marked_cacheable_functions = {**known, name: code_digest()}
 
 
 def mark_dynamic(x: Tensor, dims: set[int]) -> None:

@@ -113,7 +113,7 @@ def restructured(y: NestedTensor, x: NestedTensor) -> NestedTensor:
     return wrap(packed, structure, y._ragged_dim, x)
 
 
-@torch.compiler.allow_in_graph
+@_compat.one_node
 def align(y: NestedTensor, x: NestedTensor, op: str) -> Any:
     """`y` with the structure of `x`; a dense (B, 1, *) if every component of `y` is one row.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from njt import bridge, errors
+from njt import _compat, bridge, errors
 from njt.kernels import padding as padding_kernels
 from njt.ops.padding import to_padded_tensor
 from njt.structure import Structure
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 
+@_compat.one_node
 def nested_tensor(
     tensor_list: Sequence[Any],
     *,
@@ -74,6 +75,7 @@ def nested_tensor(
     return x.requires_grad_() if requires_grad else x
 
 
+@_compat.one_node
 def as_nested_tensor(
     ts: Sequence[Tensor] | Tensor,
     dtype: torch.dtype | None = None,
@@ -159,8 +161,9 @@ def _common_dim(
         return None
     if device is None and len({t.device for t in components}) > 1:
         return None
-    tails = {t.shape[1:] for t in components}
-    return 0 if len(tails) == 1 and components[0].dim() > 0 and _one_rank(components) else None
+    tail = components[0].shape[1:]
+    alike = components[0].dim() > 0 and _one_rank(components)
+    return 0 if alike and all(t.shape[1:] == tail for t in components) else None
 
 
 def _one_rank(components: list[Tensor]) -> bool:
@@ -221,6 +224,7 @@ def _differing_dim(
     return differing[0] if differing else 0
 
 
+@_compat.one_node
 def nested_tensor_from_jagged(
     values: Tensor,
     offsets: Tensor | None = None,
@@ -349,6 +353,7 @@ def check_structure(x: NestedTensor) -> None:
     x._structure.validate(x._values.shape[x._ragged_dim - 1], "check_structure")
 
 
+@_compat.one_node
 def from_padded(
     padded: Tensor,
     lengths: Tensor | Sequence[int] | None = None,
@@ -447,7 +452,7 @@ def _structure_of(
     if not isinstance(lengths, Tensor):
         assert lengths is not None
         return Structure.from_lengths(list(lengths), padded.device)
-    on_host = not torch.compiler.is_compiling() and lengths.device.type == "cpu"
+    on_host = not _compat.is_fake(lengths) and lengths.device.type == "cpu"
     if on_host and lengths.dim() == 1 and not lengths.is_floating_point():
         # host lengths keep every later question away from the device
         return Structure.from_lengths(lengths.tolist(), padded.device)
@@ -470,6 +475,7 @@ def _from_mask(op: str, padded: Tensor, mask: Tensor, ragged_dim: int) -> Nested
     return bridge.wrap(packed, structure, ragged_dim)
 
 
+@_compat.one_node
 def narrow(
     tensor: Tensor,
     dim: int,
@@ -528,6 +534,7 @@ def _per_row(op: str, name: str, value: int | Tensor, batch: Any, device: torch.
     return torch.full((batch,), value, device=device, dtype=torch.int64)
 
 
+@_compat.one_node
 def masked_select(tensor: Tensor, mask: Tensor) -> NestedTensor:
     """Makes a nested tensor of the elements of each row where the mask is True.
 

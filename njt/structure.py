@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -140,6 +141,8 @@ class Structure:
         dtype: torch.dtype = torch.int64,
     ) -> Structure:
         """A structure without gaps for lengths known on the host: no device is ever asked about it."""
+        if not all(isinstance(n, int) for n in host_lengths):
+            return _from_symbols(host_lengths, device, dtype)
         starts = [0, *accumulate(host_lengths)]
         offsets = torch.tensor(starts, dtype=dtype, device=device)
         return Structure.find(offsets, host_lengths=host_lengths)
@@ -505,6 +508,16 @@ def _traced_bound(bound: Tensor) -> Any:
     number = bound.item()
     torch._check(number >= 0)
     return number
+
+
+def _from_symbols(
+    lengths: Sequence[Any], device: torch.device | str, dtype: torch.dtype
+) -> Structure:
+    """Lengths that are symbols of a trace: sizes of tensors inside a graph."""
+    counts = torch.stack([torch.scalar_tensor(n, dtype=dtype, device=device) for n in lengths])
+    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(dtype)
+    longest, shortest = reduce(torch.sym_max, lengths), reduce(torch.sym_min, lengths)
+    return Structure.find(offsets, min_seqlen=shortest, max_seqlen=longest)
 
 
 def _rebuild(

@@ -166,14 +166,16 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
     ) -> Any:
         handler = _FUNCTIONS.get(func)
         if handler is not None:
+            if _compat.fake_mode_active():
+                return _compat.traced(handler, args, kwargs or {})
             return handler(*args, **kwargs) if kwargs else handler(*args)
         if len(args) > 1:
             args = _hooks["unify"](func, args)
         if kwargs is None:
             kwargs = {}
         if torch.compiler.is_compiling() or _compat.proxy_tracing():
-            with _compat.maybe_enable_thunkify(), _disable_function():
-                return func(*args, **kwargs)
+            with _disable_function():
+                return _compat.traced(func, args, kwargs)
         try:
             with _disable_function():
                 return func(*args, **kwargs)
