@@ -1,14 +1,15 @@
 """torch.masked on nested tensors: entries where `mask` is False are left out.
 
-Those functions are plain Python that asks nobody before it refuses a jagged layout, so importing njt puts a
-function that looks for nested tensors in front of each; dense calls go straight on.
+Those functions are plain Python that asks nobody before it refuses a jagged layout, so importing njt makes
+each look for nested tensors first; dense calls go straight on.
 Masks are bool, nested like `x` or dense and broadcast to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from inspect import signature
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from njt import errors
+from njt.ops.reductions import prod
 from njt.tensor import NestedTensor
 
 _INF = float("inf")
@@ -65,7 +67,8 @@ def _sum(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, ma
 
 def _prod(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
     dtype = _integers_to_int64(x, dtype)
-    return torch.prod(_kept(x, mask, 1), _dims(x, dim), bool(keepdim), dtype=dtype)
+    # torch.prod itself takes one dim only
+    return prod(_kept(x, mask, 1), _dims(x, dim), bool(keepdim), dtype=dtype)
 
 
 def _amax(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
@@ -174,25 +177,41 @@ MASKED: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _in_front(dense: Callable[..., Any], nested: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(dense)
-    def either(*args: Any, **options: Any) -> Any:
-        given = (*args, *options.values())
-        if not any(isinstance(a, NestedTensor) for a in given):
-            return dense(*args, **options)
+class _Either:
+    """The dense function, or the nested one where an argument is nested."""
+
+    def __init__(self, dense: Callable[..., Any], nested: Callable[..., Any]) -> None:
+        self.dense = dense
+        self.nested = nested
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if not any(isinstance(a, NestedTensor) for a in (*args, *options.values())):
+            return self.dense(*args, **options)
         if "input" in options:
             args = (options.pop("input"), *args)
-        return nested(*args, **options)
+        return self.nested(*args, **options)
 
-    return either
+
+def _asks(*args: Any, _either: Callable[..., Any], **options: Any) -> Any:
+    return _either(*args, **options)
 
 
 def install() -> None:
-    """Puts the nested forms in front of torch.masked's functions, once."""
+    """Lets torch.masked's functions ask for nested tensors first, once.
+
+    The function objects stay, since programs may have imported them before njt: their code moves to a copy.
+    """
     for name, nested in MASKED.items():
-        dense = getattr(torch.masked, name)
-        if not hasattr(dense, "__wrapped__"):
-            setattr(torch.masked, name, _in_front(dense, nested))
+        function = getattr(torch.masked, name, None)
+        if function is None or function.__code__ is _asks.__code__:
+            continue
+        dense = FunctionType(
+            function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
+        )
+        dense.__kwdefaults__ = function.__kwdefaults__
+        function.__signature__ = signature(function)
+        function.__code__, function.__defaults__ = _asks.__code__, None
+        function.__kwdefaults__ = {"_either": _Either(dense, nested)}
 
 
 install()

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from njt.kernels import padding, segments
+from njt.kernels.segments_index import is_eager
 from njt.registry import Handler, declare_named
 from njt.rules.reduction import Reduction, one_node
 
@@ -35,7 +37,7 @@ reduction("sum", Reduction(torch.sum, segments.sum))
 reduction("nansum", Reduction(torch.nansum, segments.nansum))
 reduction("mean", Reduction(torch.mean, segments.mean))
 reduction("nanmean", Reduction(torch.nanmean, segments.nanmean))
-reduction("prod", Reduction(_prod, segments.prod, full=torch.prod))
+prod = reduction("prod", Reduction(_prod, segments.prod, full=torch.prod))
 reduction("amax", Reduction(torch.amax, segments.amax, nonempty=True))
 reduction("amin", Reduction(torch.amin, segments.amin, nonempty=True))
 reduction("any", Reduction(torch.any, segments.any))
@@ -129,13 +131,23 @@ reduction("std_mean", _corrected(Reduction(torch.std_mean, _with_mean(segments.s
 
 
 # ---- bits -----------------------------------------------------------------------------------------------------------
-def _hash(values: Tensor, offsets: Tensor, *, dim: int, max_seqlen: Any, lengths: Any, **options: Any) -> Tensor:
+def _hash(
+    values: Tensor,
+    offsets: Tensor,
+    *,
+    dim: int,
+    lengths: Tensor | None,
+    max_seqlen: Any,
+    **options: Any,
+) -> Tensor:
     """The xor of all bits: padding with zeros changes nothing."""
-    if max_seqlen is None:
+    width = max_seqlen
+    if width is None:  # all rows are bound enough for a graph
         sizes = offsets.diff() if lengths is None else lengths
-        max_seqlen = int(torch.nn.functional.pad(sizes, (0, 1)).amax())
-    padded = padding.packed_to_padded(values, offsets, max_seqlen, 0, lengths=lengths, values_dim=dim)
+        width = int(F.pad(sizes, (0, 1)).amax()) if is_eager(sizes) else values.shape[dim]
+    padded = padding.packed_to_padded(values, offsets, width, 0, lengths=lengths, values_dim=dim)
     return torch.hash_tensor(padded, dim + 1, **options)
 
 
-reduction("hash_tensor", Reduction(torch.hash_tensor, _hash))
+if hasattr(torch, "hash_tensor"):
+    reduction("hash_tensor", Reduction(torch.hash_tensor, _hash))

@@ -111,6 +111,8 @@ class Reduction:
     def _over_batch(
         self, x: NestedTensor, going: tuple[int, ...], keepdim: bool, options: dict[str, Any]
     ) -> Any:
+        if x._structure.is_traced and x._structure.has_gaps:
+            return self._over_batch_traced(x, going, keepdim, options)
         packed = bridge.compact_values(x)
         if len(going) == x.dim():
             flat = packed.reshape(-1)
@@ -120,23 +122,49 @@ class Reduction:
         out = self.dense(packed, dim=_one([d - 1 for d in going if d > 0]), **kept, **options)
         return each(out, lambda o: o.unsqueeze(0)) if keepdim else out
 
+    def _over_batch_traced(
+        self, x: NestedTensor, going: tuple[int, ...], keepdim: bool, options: dict[str, Any]
+    ) -> Any:
+        # how many rows are left without gaps is unknown in a graph, so they become one segment
+        d, ids = x._ragged_dim - 1, segment_ids(x)
+        used = ids < x._structure.batch_size
+        packed = bridge.values(x).index_select(d, torch.argsort(~used, stable=True))
+        offsets = torch.nn.functional.pad(used.sum().view(1), (1, 0))
+        place = {"offsets": offsets, "lengths": None, "max_seqlen": packed.shape[d]}
+        features = [f - 1 for f in going if f not in (0, x._ragged_dim)]
+        out = self._segments(packed, d, features, place, options)
+        if self.full and len(going) == x.dim() and not isinstance(out, Tensor):
+            out = out[0]
+        out = each(out, lambda o: o.squeeze(0))
+        return each(out, lambda o: _kept(o, sorted(going))) if keepdim else out
+
     def _over_ragged(
         self, x: NestedTensor, going: tuple[int, ...], keepdim: bool, options: dict[str, Any]
     ) -> Any:
         if self.nonempty:
             check_rows(name_of(self.dense), x)
-        packed, d, place = bridge.values(x), x._ragged_dim - 1, place_of(x)
         features = [f - 1 for f in going if f != x._ragged_dim]
+        d = x._ragged_dim - 1
+        out = self._segments(bridge.values(x), d, features, place_of(x), options)
+        return each(out, lambda o: _kept(o, sorted(going))) if keepdim else out
+
+    def _segments(
+        self,
+        packed: Tensor,
+        d: int,
+        features: list[int],
+        place: dict[str, Any],
+        options: dict[str, Any],
+    ) -> Any:
+        """The ragged dim at `d` and some dims of the values reduced together: (B, *others)."""
         if features:  # fold them into the ragged dim: rows of F elements become F rows
             packed, fold = _folded(packed, d, features)
             place = {name: None if p is None else p * fold for name, p in place.items()}
             d -= sum(f < d for f in features)
-        out = self.ragged(packed, place.pop("offsets"), dim=d, **place, **options)
-        if self.result is not None:
-            out = self.result(out)
-        if keepdim:
-            out = each(out, lambda o: _kept(o, sorted(going)))
-        return out
+        offsets = place["offsets"]
+        rest = {name: p for name, p in place.items() if name != "offsets"}
+        out = self.ragged(packed, offsets, dim=d, **rest, **options)
+        return out if self.result is None else self.result(out)
 
 
 @dataclass(frozen=True)
