@@ -47,6 +47,9 @@ COMPOSITE_KEYS = (
 # wraps calls on wrappers that must not come back to `__torch_function__`
 no_torch_function = torch._C.DisableTorchFunctionSubclass
 
+# what F.pad calls: Dynamo looks through F.pad, so a handler for it has to answer here too
+pad_function = torch._C._nn.pad
+
 _get_mode = torch._C._get_dispatch_mode
 _PROXY_MODE = torch._C._TorchDispatchModeKey.PROXY
 _FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE

@@ -1,6 +1,7 @@
 """The operator families; importing them fills the tables of `njt.registry`."""
 
 from njt.ops import (
+    convolution,
     creation,
     indexing,
     linear,
@@ -20,6 +21,7 @@ from njt.ops import (
 )
 
 __all__ = [
+    "convolution",
     "creation",
     "indexing",
     "linear",
