@@ -1,8 +1,10 @@
 """The operator families; importing them fills the tables of `njt.registry`."""
 
 from njt.ops import (
+    activations,
     convolution,
     creation,
+    embedding,
     indexing,
     linear,
     losses,
@@ -21,8 +23,10 @@ from njt.ops import (
 )
 
 __all__ = [
+    "activations",
     "convolution",
     "creation",
+    "embedding",
     "indexing",
     "linear",
     "losses",

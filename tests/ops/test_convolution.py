@@ -141,8 +141,8 @@ def test_ragged_channels_are_refused() -> None:
 
 def test_a_module_with_circular_padding() -> None:
     conv = torch.nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular")
+    njt.rules.per_component.FALLBACKS.clear()
     with pytest.warns(UserWarning, match="once per component"):
-        njt.rules.per_component.FALLBACKS.clear()
         check_against_components(
             conv, sample(LONG[0], ()), tolerance=(1e-4, 1e-4), new_structure=True
         )

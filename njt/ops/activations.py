@@ -1,0 +1,59 @@
+"""Activations that look at more than one element: halves, channels, random slopes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from njt import bridge
+from njt.registry import declare_function, declare_named
+from njt.rules.per_token import AsOne
+from njt.tensor import NestedTensor
+
+declare_named("glu", AsOne(F.glu, ("dim",), dim="dim", default=-1))
+
+
+def prelu(input: Any, weight: Any) -> Any:
+    """`F.prelu`: one slope, or one for each channel of dim 1.
+
+    Args:
+        input: nested, any ragged dim for one slope; (B, C, *) with the ragged dim behind for many.
+    """
+    if weight.numel() == 1:
+        return _PRELU_ALL(input, weight)
+    return _PRELU_CHANNELS(input, weight)
+
+
+_PRELU_ALL = AsOne(torch.prelu, ("weight",), sums=True)
+_PRELU_CHANNELS = AsOne(torch.prelu, ("weight",), channels=True, sums=True)
+declare_named("prelu", prelu)
+
+
+def rrelu(
+    input: Any,
+    lower: float = 1.0 / 8,
+    upper: float = 1.0 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Any:
+    """`F.rrelu`: the same for every element, random slopes while training. Gaps are computed and ignored."""
+    x: NestedTensor = input
+    packed = torch.rrelu(bridge.values(x), lower, upper, training)
+    out = bridge.wrap(packed, x._structure, x._ragged_dim, x)
+    return x.copy_(out) if inplace else out
+
+
+def rrelu_(
+    input: Any, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False
+) -> Any:
+    """`rrelu` in place."""
+    return rrelu(input, lower, upper, training, inplace=True)
+
+
+declare_named("rrelu", rrelu, aten=())
+declare_function(rrelu_, torch.rrelu_)
+declare_named("logsigmoid", AsOne(F.logsigmoid))
+declare_named("softmin", AsOne(F.softmin, ("dim", "_stacklevel", "dtype"), dim="dim", default=1,
+                               ragged=lambda x, dim, **named: torch.softmax(-x, dim, dtype=named.get("dtype"))))  # fmt: skip
