@@ -12,6 +12,7 @@ from njt.construct import (
     nested_tensor_from_jagged,
     to_padded_tensor,
 )
+from njt.drop_in import patch
 from njt.rules.per_component import report
 from njt.structure import Structure
 from njt.tensor import NestedTensor
@@ -33,6 +34,7 @@ __all__ = [
     "nested_tensor_from_jagged",
     "nested_tensor_from_padded",
     "ops",
+    "patch",
     "report",
     "sdpa",
     "to_padded_tensor",
