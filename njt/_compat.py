@@ -36,6 +36,12 @@ try:  # keeps size expressions out of the traced graph until they are used; with
 except ImportError:  # pragma: no cover
     maybe_enable_thunkify = contextlib.nullcontext  # type: ignore[assignment,misc]
 
+try:  # see `trace_attribute`
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.tensor import TensorVariable
+except ImportError:  # pragma: no cover
+    VariableTracker = TensorVariable = None  # type: ignore[assignment,misc]
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 NESTED_KEYS = DispatchKeySet(DispatchKey.NestedTensor).add(DispatchKey.AutogradNestedTensor)
@@ -207,6 +213,21 @@ def one_node(f: _F) -> _F:
 
     _mark_cacheable(f"{f.__module__}.{f.__name__}")
     return torch.compiler.allow_in_graph(node)  # type: ignore[return-value]
+
+
+def trace_attribute(cls: type, name: str, f: Callable[[Any], Any]) -> None:
+    """Has Dynamo trace `f(x)` where a program reads the attribute `name` of a tensor of class `cls`.
+
+    Without it Dynamo reads the attribute of the present batch and compiles its value in.
+    """
+
+    def read(variable: Any, tx: Any) -> Any:
+        if not isinstance(variable.proxy.node.meta.get("example_value"), cls):
+            return None
+        return tx.inline_user_function_return(VariableTracker.build(tx, f), [variable], {})
+
+    if VariableTracker is not None:
+        setattr(TensorVariable, f"method_attr_{name}", read)
 
 
 def _mark_cacheable(name: str) -> None:

@@ -120,7 +120,8 @@ class Structure:
         found = _TABLE.get(key)
         if found is None:
             found = _TABLE[key] = Structure(offsets, lengths)
-        if extent is not None and found._extent is None:
+        # a trace's tensors belong to one of its levels, so the last one given is the one to use
+        if extent is not None and (found._extent is None or found.is_traced):
             found._extent = extent
             if extent.shape[0] != 1:
                 max_seqlen = extent.shape[0] - 2

@@ -21,6 +21,10 @@ _RESOLVED = registry._RESOLVED
 _disable_function = _compat.no_torch_function
 
 
+# ragged dim, requires_grad and the names of the inner tensors: no data, or every batch is compiled anew
+_Context = tuple[int, bool, tuple[str, ...]]
+
+
 class NestedTensor(_compat.BASE):  # type: ignore[misc]
     """A batch of B components that differ in the size of one dim, the ragged dim.
 
@@ -75,7 +79,7 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
 
     # how it is taken apart and put together again
 
-    def __tensor_flatten__(self) -> tuple[list[str], tuple[int, bool]]:
+    def __tensor_flatten__(self) -> tuple[list[str], _Context]:
         structure = self._structure
         _compat.mark_dynamic(self._values, {self._ragged_dim - 1})
         _compat.mark_dynamic(structure.offsets, {0})
@@ -85,14 +89,14 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
             inner.append("_lengths")
         if structure.extent is not None:
             inner.append("_extent")
-        return inner, (self._ragged_dim, self.requires_grad)
+        return inner, (self._ragged_dim, self.requires_grad, tuple(inner))
 
     @staticmethod
     def __tensor_unflatten__(
-        inner: dict[str, Tensor], context: tuple[int, bool], outer_size: Any, outer_stride: Any
+        inner: dict[str, Tensor], context: _Context, outer_size: Any, outer_stride: Any
     ) -> NestedTensor:
         values, offsets, lengths = inner["_values"], inner["_offsets"], inner.get("_lengths")
-        ragged_dim, requires_grad = context
+        ragged_dim, requires_grad, _ = context
         source = offsets if lengths is None else lengths
         if _compat.fake_tensor(source) is source:
             _compat.remember_fake_size(source, outer_size[ragged_dim])
@@ -102,6 +106,21 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
                 _compat.tie(outer, inner_size)
         structure = Structure.find(offsets, lengths, extent=inner.get("_extent"))
         return NestedTensor(values, structure, ragged_dim, requires_grad)
+
+    def __coerce_same_metadata_as_tangent__(
+        self, expected: _Context, expected_type: type | None = None
+    ) -> NestedTensor | None:
+        """A gradient as the compiled backward knows it: with bounds if those were known at the time, or without."""
+        ragged_dim, requires_grad, inner = expected
+        structure = self._structure
+        gaps = structure.has_gaps != ("_lengths" in inner)
+        if expected_type not in (None, NestedTensor) or gaps or ragged_dim != self._ragged_dim:
+            return None
+        if "_extent" not in inner:
+            structure = Structure(structure.offsets, structure.lengths)
+        elif structure.extent is None:
+            structure.set_bounds(structure.min_seqlen, structure.max_seqlen)
+        return NestedTensor(self._values, structure, ragged_dim, requires_grad)
 
     def _stable_hash_for_caching(self) -> str:
         """What a compiled graph may depend on, for the compilers' caches on disk."""
@@ -366,6 +385,47 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
     @property
     def _min_seqlen_tensor(self) -> Tensor | None:
         return self._structure.extent
+
+
+@_compat.one_node
+def _bound_carrier(x: NestedTensor, d: int) -> Tensor:
+    """A tensor whose size in dim `d` is the longest (0) or shortest (1) length plus 2: a number in a graph."""
+    structure = x._structure
+    carrier = structure.extent
+    if carrier is not None and carrier.shape[d] != 1:
+        return carrier
+    bound = structure.min_seqlen if d else structure.max_seqlen
+    return torch.empty(bound + 2, bound + 2, 0)
+
+
+@_compat.one_node
+def _offsets_or_lengths(x: NestedTensor, which: str) -> Tensor:
+    found: Tensor = getattr(x._structure, which)
+    return found.view_as(found)
+
+
+def _traced_max(x: NestedTensor) -> Any:
+    return _bound_carrier(x, 0).shape[0] - 2
+
+
+def _traced_min(x: NestedTensor) -> Any:
+    return _bound_carrier(x, 1).shape[1] - 2
+
+
+def _traced_seqlens(x: NestedTensor) -> Tensor:
+    return _offsets_or_lengths(x, "seqlens")
+
+
+# what a program may read inside a compiled function without its value being compiled in
+_TRACED_ATTRIBUTES = {
+    "max_seqlen": _traced_max,
+    "_max_seqlen": _traced_max,
+    "min_seqlen": _traced_min,
+    "_min_seqlen": _traced_min,
+    "seqlens": _traced_seqlens,
+}
+for _name, _read in _TRACED_ATTRIBUTES.items():
+    _compat.trace_attribute(NestedTensor, _name, _read)
 
 
 def _rebuild(
