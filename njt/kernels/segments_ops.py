@@ -209,7 +209,8 @@ def _reduce_backward(ctx, grad):
     if name == "sum":
         return broadcast(grad, *place, total), *[None] * 6
     if name == "mean":
-        sizes = segment_lengths(offsets, lengths).view(-1, *[1] * (grad.dim() - 1))
+        # an empty segment has no row to give a gradient to, and 0 / 0 would show in the second one
+        sizes = segment_lengths(offsets, lengths).clamp(min=1).view(-1, *[1] * (grad.dim() - 1))
         return broadcast(grad / sizes, *place, total), *[None] * 6
     ids = _ids(ids, offsets, lengths, total)
     place = (offsets, lengths, ids, dim, max_seqlen)
