@@ -266,7 +266,9 @@ def _similar(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     if dim == x._ragged_dim:
         norms = [torch.linalg.vector_norm(t, 2, dim, keepdim=True).clamp_min(eps) for t in (x1, x2)]
         return (x1 / norms[0] * (x2 / norms[1])).sum(dim)
-    tokens = Tokens("cosine_similarity", x, keep_gaps=True)
+    # the gradient of a dense operand sums over rows
+    both = isinstance(x1, NestedTensor) and isinstance(x2, NestedTensor)
+    tokens = Tokens("cosine_similarity", x, keep_gaps=both)
     out = torch.cosine_similarity(tokens.rows(x1), tokens.rows(x2), dim - 1, eps)
     return tokens.nested(out, dims.drop(x._ragged_dim, (dim,)))
 
