@@ -135,7 +135,21 @@ def same_ragged_size(a: Any, b: Any) -> bool:
     plain_a, plain_b = not na.is_symbolic(), not nb.is_symbolic()
     if plain_a or plain_b:
         return plain_a and plain_b and na.nested_int() == nb.nested_int()
-    return bool(na.expr == nb.expr)
+    return bool(na.expr == nb.expr) or _is_replayed(na, nb)
+
+
+def _is_replayed(a: Any, b: Any) -> bool:
+    """Whether one of two traced sizes comes from the replay of a view on fake tensors, the other from its base.
+
+    Such a symbol has no name in a guard; what it stands for is known by the size it was made for.
+    """
+    env = a.shape_env
+    sources = [env.var_to_sources.get(n.expr, ()) for n in (a, b)]
+    if not any(of and all(s.is_ephemeral() for s in of) for of in sources):
+        return False
+    known = getattr(env, "backed_var_to_val", None) or env.var_to_val  # the name before 2.12
+    values = [known.get(n.expr) for n in (a, b)]
+    return values[0] is not None and bool(values[0] == values[1])
 
 
 # what `tie` needs of a ShapeEnv to take an unknown size out of its books
