@@ -2,6 +2,7 @@
 
 from njt.ops import (
     activations,
+    aliasing,
     convolution,
     creation,
     embedding,
@@ -24,6 +25,7 @@ from njt.ops import (
 
 __all__ = [
     "activations",
+    "aliasing",
     "convolution",
     "creation",
     "embedding",
