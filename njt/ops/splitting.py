@@ -1,41 +1,95 @@
-"""Splitting features into pieces: one dense split of the values, each piece a view with the same structure."""
+"""Splitting into pieces that are views: features, runs of components, and rows of every component."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from njt import bridge, dims, errors
+from njt import dims, errors
+from njt.ops.indexing import components_between, rows_between
 from njt.registry import declare_named
+from njt.rules.reduction import one_node
+from njt.rules.restructured import packed, seen
+from njt.tensor import NestedTensor
 
 
 class Split:
-    """`f(x, how, dim=0)` that cuts one feature dim into views.
+    """`f(x, how, dim=0)` that cuts one dim into views.
 
-    Batch dim and ragged dim: refused. Gaps: stay. Ragged dim elsewhere than 1: any.
+    Batch dim: pieces with fewer components. Ragged dim: the cuts are at the same rows of every component,
+    which must all reach the last cut. Gaps: stay. Ragged dim elsewhere than 1: any.
+
+    Attributes:
+        dense: the torch function, for features.
+        lengths: f(how, size) -> lengths of the pieces of a dim of that size.
     """
 
-    def __init__(self, dense: Callable[..., Any], *aliases: str) -> None:
+    def __init__(
+        self, dense: Callable[..., Any], lengths: Callable[[Any, int], list[int]], *aliases: str
+    ) -> None:
         self.dense = dense
+        self.lengths = lengths
         self.aliases = aliases
 
     def __call__(self, x: Any, how: Any = None, dim: int = 0, **named: Any) -> Any:
         for name in self.aliases:
             how = named.pop(name, how)
         dim = dims.canonical(dim, x.dim())
-        name = self.dense.__name__
         if dim == 0:
-            raise errors.no_batch_dim(name, x, 0)
-        if dim == x._ragged_dim:
-            raise errors.no_ragged_dim(name, x, dim)
-        pieces = self.dense(bridge.values(x), how, dim=dim - 1)
-        return tuple(bridge.nested_view(p, x._structure, x._ragged_dim, x) for p in pieces)
+            return self._pieces(x, how, x._structure.batch_size, components_between)
+        if dim != x._ragged_dim:
+            return tuple(seen(p, x) for p in self.dense(packed(x), how, dim=dim - 1))
+        structure = x._structure
+        if structure.is_traced or structure.min_seqlen != structure.max_seqlen:
+            raise errors.no_ragged_dim(self.dense.__name__, x, dim)
+        return self._pieces(x, how, structure.max_seqlen, rows_between)
+
+    def _pieces(
+        self, x: NestedTensor, how: Any, size: int, cut: Callable[[NestedTensor, slice], NestedTensor]
+    ) -> tuple[Tensor, ...]:
+        pieces, start = [], 0
+        for n in self.lengths(how, size):
+            pieces.append(cut(x, slice(start, start + n)))
+            start += n
+        return tuple(pieces)
 
 
-declare_named("chunk", Split(torch.chunk, "chunks"))
-declare_named("split", Split(torch.split, "split_size", "split_size_or_sections", "split_sizes"))
-declare_named("split_with_sizes", Split(torch.split_with_sizes, "split_sizes"))
-declare_named("tensor_split", Split(torch.tensor_split, "indices_or_sections", "indices", "sections"))
+def _lengths_by(dense: Callable[..., Any]) -> Callable[[Any, int], list[int]]:
+    """The lengths that dense torch would cut a dim into, errors included."""
 
+    def lengths(how: Any, size: int) -> list[int]:
+        return [p.shape[0] for p in dense(torch.empty(size, device="meta"), how)]
+
+    return lengths
+
+
+def _at_indices(x: Tensor, how: int | Sequence[int] | Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    return torch.tensor_split(x, how.tolist() if isinstance(how, Tensor) else how, dim=dim)
+
+
+for _name, _split in {
+    "chunk": Split(torch.chunk, _lengths_by(torch.chunk), "chunks"),
+    "split": Split(
+        torch.split, _lengths_by(torch.split), "split_size", "split_size_or_sections", "split_sizes"
+    ),
+    "split_with_sizes": Split(
+        torch.split_with_sizes, _lengths_by(torch.split_with_sizes), "split_sizes"
+    ),
+    "tensor_split": Split(
+        _at_indices, _lengths_by(_at_indices), "indices_or_sections", "indices", "sections",
+        "tensor_indices_or_sections",
+    ),
+    "unsafe_chunk": Split(torch.chunk, _lengths_by(torch.chunk), "chunks"),
+    "unsafe_split": Split(torch.split, _lengths_by(torch.split), "split_size"),
+}.items():  # fmt: skip
+    declare_named(_name, one_node(_name, _split))
+for _name, _dim in {"hsplit": 1, "vsplit": 0, "dsplit": 2}.items():
+
+    def _along(x: Any, how: Any = None, *, _dim: int = _dim, **named: Any) -> Any:
+        how = next(iter(named.values()), how)
+        return torch.tensor_split(x, how, dim=_dim)
+
+    declare_named(_name, one_node(_name, _along))
