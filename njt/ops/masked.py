@@ -60,46 +60,72 @@ def _integers_to_int64(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return torch.int64
 
 
-def _sum(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
+def _sum(
+    x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None
+) -> Any:
     dtype = _integers_to_int64(x, dtype)
     return torch.sum(_kept(x, mask, 0), _dims(x, dim), bool(keepdim), dtype=dtype)
 
 
-def _prod(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
+def _prod(
+    x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None
+) -> Any:
     dtype = _integers_to_int64(x, dtype)
     # torch.prod itself takes one dim only
     return prod(_kept(x, mask, 1), _dims(x, dim), bool(keepdim), dtype=dtype)
 
 
-def _amax(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
-    return torch.amax(_kept(x, mask, _bounds(x)[0]), _dims(x, dim), bool(keepdim)).to(dtype or x.dtype)
+def _amax(
+    x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None
+) -> Any:
+    return torch.amax(_kept(x, mask, _bounds(x)[0]), _dims(x, dim), bool(keepdim)).to(
+        dtype or x.dtype
+    )
 
 
-def _amin(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
-    return torch.amin(_kept(x, mask, _bounds(x)[1]), _dims(x, dim), bool(keepdim)).to(dtype or x.dtype)
+def _amin(
+    x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None
+) -> Any:
+    return torch.amin(_kept(x, mask, _bounds(x)[1]), _dims(x, dim), bool(keepdim)).to(
+        dtype or x.dtype
+    )
 
 
-def _argmax(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
+def _argmax(
+    x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None
+) -> Any:
     return torch.argmax(_kept(x, mask, _bounds(x)[0]), dim, bool(keepdim)).to(dtype or x.dtype)
 
 
-def _argmin(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
+def _argmin(
+    x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None
+) -> Any:
     return torch.argmin(_kept(x, mask, _bounds(x)[1]), dim, bool(keepdim)).to(dtype or x.dtype)
 
 
-def _logsumexp(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
+def _logsumexp(
+    x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None
+) -> Any:
     out = torch.logsumexp(_kept(x, mask, _bounds(x)[0]), _dims(x, dim), bool(keepdim))
     return out.to(dtype or x.dtype)
 
 
-def _median(x: Any, dim: int = -1, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
+def _median(
+    x: Any, dim: int = -1, *, keepdim: Any = False, dtype: Any = None, mask: Any = None
+) -> Any:
     real = x if x.is_floating_point() else x.to(torch.float32)
     out = torch.nanmedian(_kept(real, mask, torch.nan), dim, bool(keepdim)).values
     return out if real is x else out.to(dtype or x.dtype)
 
 
 def _norm(
-    x: Any, ord: Any = 2.0, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None
+    x: Any,
+    ord: Any = 2.0,
+    dim: Any = None,
+    *,
+    keepdim: Any = False,
+    dtype: Any = None,
+    mask: Any = None,
 ) -> Any:
     kept = _kept(x, mask, _INF if ord == -_INF else 0)
     return torch.linalg.vector_norm(kept, ord, _dims(x, dim), bool(keepdim), dtype=dtype or x.dtype)
@@ -111,7 +137,9 @@ def _count(x: Any, dim: Any, keepdim: Any, mask: Any) -> Tensor:
     return _sum(ones, dim, keepdim=keepdim, mask=mask)
 
 
-def _mean(x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None) -> Any:
+def _mean(
+    x: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None, mask: Any = None
+) -> Any:
     dtype = dtype or x.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         raise errors.bad_value("mean", f"{dtype}", "a floating or complex dtype", "Pass dtype=.")
@@ -144,7 +172,9 @@ def _std(x: Any, *args: Any, **options: Any) -> Any:
     return torch.sqrt(_var(x, *args, **options))
 
 
-def _over_dim(function: Callable[..., Any], fill: int | None, number: float = 0) -> Callable[..., Any]:
+def _over_dim(
+    function: Callable[..., Any], fill: int | None, number: float = 0
+) -> Callable[..., Any]:
     """f(x, dim) after masking by the least (0) or greatest (1) value, or by `number`."""
 
     def masked(x: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
@@ -157,7 +187,9 @@ def _over_dim(function: Callable[..., Any], fill: int | None, number: float = 0)
 def _normalize(
     x: Any, ord: float, dim: int, *, eps: float = 1e-12, dtype: Any = None, mask: Any = None
 ) -> Any:
-    return _kept(x, mask, 0) / _norm(x, ord, dim, keepdim=True, dtype=dtype, mask=mask).clamp_min(eps)
+    return _kept(x, mask, 0) / _norm(x, ord, dim, keepdim=True, dtype=dtype, mask=mask).clamp_min(
+        eps
+    )
 
 
 def _logaddexp(
@@ -206,7 +238,11 @@ def install() -> None:
         if function is None or function.__code__ is _asks.__code__:
             continue
         dense = FunctionType(
-            function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
+            function.__code__,
+            function.__globals__,
+            name,
+            function.__defaults__,
+            function.__closure__,
         )
         dense.__kwdefaults__ = function.__kwdefaults__
         function.__signature__ = signature(function)

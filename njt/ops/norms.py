@@ -16,7 +16,9 @@ from njt.rules.reduction import Reduction, in_place, one_node
 VECTOR_NORM = Reduction(torch.linalg.vector_norm, segments.vector_norm, lead=("ord",))
 
 
-def _vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+def _vector_norm(
+    x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, **options: Any
+) -> Any:
     return VECTOR_NORM(x, 2 if ord is None else ord, dim, keepdim, **options)
 
 
@@ -73,10 +75,6 @@ reduction("matrix_norm", _matrix_norm, aten=())
 
 
 # ---- scaled by a norm -----------------------------------------------------------------------------------------------
-def _normalize(x: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Any:
-    return x / _vector_norm(x, p, dim, True).clamp_min(eps)
-
-
 def _renorm(x: Any, p: float, dim: int, maxnorm: float) -> Any:
     """Slices along `dim` scaled down to norm `maxnorm`; over any dim but the batch a slice is inside one component."""
     dim = dims.canonical(dim, x.dim())
@@ -85,12 +83,5 @@ def _renorm(x: Any, p: float, dim: int, maxnorm: float) -> Any:
     return x * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
 
 
-def _cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    a, b = (x / _vector_norm(x, 2, dim, True).clamp_min(eps) for x in (x1, x2))
-    return (a * b).sum(dim)
-
-
-reduction("normalize", _normalize, aten=())
 renorm = reduction("renorm", _renorm)
 declare_named("renorm_", in_place("renorm_", renorm))
-reduction("cosine_similarity", _cosine_similarity)

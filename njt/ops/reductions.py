@@ -104,7 +104,7 @@ def _corrected(rule: Reduction) -> Callable[..., Any]:
     """The three signatures of var: (x, unbiased), (x, dim, unbiased, keepdim) and (x, dim, *, correction, keepdim)."""
 
     def unify(x: Any, *args: Any, **options: Any) -> Any:
-        names = ("dim", "unbiased", "keepdim")
+        names: tuple[str, ...] = ("dim", "unbiased", "keepdim")
         if args and isinstance(args[0], bool):
             names = names[1:]
         options.update(zip(names, args))

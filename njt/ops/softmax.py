@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from njt import bridge, dims, errors
+from njt import bridge, dims
 from njt.kernels import segments
 from njt.registry import declare, declare_named, implements
 from njt.rules.reduction import DimMapped, one_node, place_of, segment_ids
@@ -20,21 +20,20 @@ SOFTMAX = DimMapped(torch.softmax, segments.softmax, _NAMES)
 LOG_SOFTMAX = DimMapped(torch.log_softmax, segments.log_softmax, _NAMES)
 
 
-def _named(rule: DimMapped, sign: int = 1) -> Any:
+def _named(rule: DimMapped) -> Any:
     """torch.softmax(x, dim, dtype) and F.softmax(x, dim, _stacklevel, dtype) in one."""
 
     def handler(x: Any, dim: Any = None, *args: Any, **options: Any) -> Any:
         options.pop("_stacklevel", None)
         if len(args) == 2 or (args and not isinstance(args[0], torch.dtype)):
             args = args[1:]
-        return rule(x if sign == 1 else -x, dim, *args, **options)
+        return rule(x, dim, *args, **options)
 
     return handler
 
 
 declare_named("softmax", one_node("softmax", _named(SOFTMAX)))
 declare_named("log_softmax", one_node("log_softmax", _named(LOG_SOFTMAX)))
-declare_named("softmin", one_node("softmin", _named(SOFTMAX, -1)))
 
 
 class _Below:
@@ -73,9 +72,7 @@ def gumbel_softmax(
     """A softmax of logits with Gumbel noise; `hard`: one-hot forward, the gradient of the soft one backward."""
     values = bridge.values(logits)
     noise = -torch.empty_like(values).exponential_().log()
-    noisy = bridge.wrap(
-        (values + noise) / tau, logits._structure, logits._ragged_dim, logits
-    )
+    noisy = bridge.wrap((values + noise) / tau, logits._structure, logits._ragged_dim, logits)
     soft = SOFTMAX(noisy, dim)
     if not hard:
         return soft

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from njt import bridge, dims, errors
 from njt.kernels import segments
+from njt.kernels.segments_index import is_eager
 from njt.kernels.segments_place import Place, at_index
 from njt.ops.reductions import reduction
 from njt.registry import declare_named
@@ -91,7 +93,13 @@ def _quantile(dense: Callable[..., Any], skip_nan: bool) -> Callable[..., Any]:
     def ragged(values: Tensor, offsets: Tensor, **options: Any) -> Tensor:
         return _segment_quantile(values, offsets, skip_nan=skip_nan, **options)
 
-    rule = Reduction(dense, ragged, lead=("q",), nonempty=True)
+    @wraps(dense)
+    def filled(x: Tensor, q: Any, dim: int, keepdim: bool = False, **options: Any) -> Tensor:
+        if is_eager(x) and x.numel() == 0 and x.shape[dim]:  # no row at all, which `dense` refuses
+            return x.sum(dim, keepdim)
+        return dense(x, q, dim, keepdim, **options)
+
+    rule = Reduction(filled, ragged, lead=("q",), nonempty=True)
 
     def quantile(x: Any, q: Any, *args: Any, **options: Any) -> Any:
         if not isinstance(q, Tensor) or q.dim() == 0:

@@ -47,7 +47,13 @@ def one_node(name: str, rule: Callable[..., Any]) -> Handler:
 
 def in_place(name: str, handler: Handler) -> Handler:
     """The variant of `handler` that writes its result into `x` and returns `x`."""
-    return one_node(name, lambda x, *args, **options: x.copy_(handler(x, *args, **options)))
+
+    def write(x: Any, *args: Any, **options: Any) -> Any:
+        # backward may need what is about to be overwritten
+        kept = x.clone() if x.requires_grad and torch.is_grad_enabled() else x
+        return x.copy_(handler(kept, *args, **options))
+
+    return one_node(name, write)
 
 
 def into(out: Any, result: Any) -> Any:
