@@ -308,3 +308,8 @@ def register_inductor_decomposition(overload: Any, decomposition: Any) -> bool:
     cached = getattr(inductor, "fast_random_decomps", None)
     getattr(cached, "cache_clear", lambda: None)()
     return True
+
+
+def functorch_active() -> bool:
+    """Whether torch.func is at work (grad, vmap, jvp)."""
+    return torch._C._are_functorch_transforms_active()

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from njt import bridge, errors
+from njt.attention import varlen_backends
 from njt.attention.masked import masked_attention
-from njt.attention.varlen import varlen_attention
+from njt.attention.varlen import Sequences, differentiable_gradients, eager_call, varlen_attention
 from njt.registry import FromHandler, declare, declare_function
 from njt.structure import Structure
 from njt.tensor import NestedTensor
@@ -37,8 +38,8 @@ def scaled_dot_product_attention(
 
     Args:
         query: nested (B, H, j1, D) or (B, j1, D), ragged in the second last dim.
-        key, value: nested, alike; may have other lengths than the query (cross attention). Dense ones, (B, Hk, S, D), are
-            sequences of equal lengths.
+        key, value: nested, alike; may have other lengths than the query (cross attention). Dense ones,
+            (B, Hk, S, D), are sequences of equal lengths.
         attn_mask: dense bool or floating mask that broadcasts to (B, H, max_seqlen, max_seqlen), cut to each sequence.
         is_causal: query i sees keys 0..i of its sequence.
     Returns:
@@ -68,9 +69,7 @@ def scaled_dot_product_attention(
         )
         return bridge.wrap(out, query._structure, 1, query)
     value = _following(value, key)
-    same = query._structure is key._structure or bool(
-        query._structure.same_layout(key._structure)
-    )
+    same = query._structure is key._structure or bool(query._structure.same_layout(key._structure))
     if same and key._structure is not query._structure:
         key, value = _following(key, query), _following(value, query)
     if attn_mask is not None:
@@ -85,6 +84,9 @@ def scaled_dot_product_attention(
             scale=scale,
             enable_gqa=enable_gqa,
         )
+    fast = _eager(query, key, value, is_causal, scale, dropout_p, enable_gqa)
+    if fast is not None:
+        return fast
     a, b = query._structure, key._structure
     out = varlen_attention(
         _rows(query),
@@ -105,6 +107,68 @@ def scaled_dot_product_attention(
     )
     packed = out.transpose(0, 1) if query.dim() == 4 else out.squeeze(1)
     return bridge.wrap(packed, a, query._ragged_dim, query)
+
+
+def _eager(
+    query: NestedTensor,
+    key: NestedTensor,
+    value: NestedTensor,
+    is_causal: bool,
+    scale: float | None,
+    dropout_p: float,
+    enable_gqa: bool,
+) -> NestedTensor | None:
+    """The whole of it as one autograd node, where nothing traces; None where something stands against it."""
+    a, b = query._structure, key._structure
+    rows = [t._values for t in (query, key, value)]
+    if (
+        a.is_traced
+        or rows[0].dim() != 3
+        or torch.is_autocast_enabled(rows[0].device.type)
+        or not torch.is_grad_enabled()
+    ):
+        return None
+    at = Sequences(
+        a.offsets,
+        b.offsets,
+        a.lengths,
+        b.lengths,
+        a.max_seqlen,
+        b.max_seqlen,
+        _host(query),
+        _host(key),
+    )
+    q, k, v = (packed.transpose(0, 1) for packed in rows)
+    call = eager_call(q, k, v, at, is_causal, scale, dropout_p, enable_gqa)
+    return None if call is None else _Attention.apply(query, key, value, call)
+
+
+class _Attention(torch.autograd.Function):
+    """Nested in, nested out: no view nodes between the tensors and the kernel, forward or backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: NestedTensor, key: NestedTensor, value: NestedTensor, call: Any
+    ) -> NestedTensor:
+        q, k, v = (t._values.transpose(0, 1) for t in (query, key, value))
+        out, *state = varlen_backends.forward(q, k, v, call)
+        ctx.save_for_backward(query, key, value, out, *state)
+        ctx.call = call
+        return NestedTensor(out.transpose(0, 1), query._structure, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: NestedTensor) -> tuple[Any, ...]:
+        query, key, value, out, *state = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            rows = [_rows(t) for t in (_following(grad, query), query, key, value)]
+            found = differentiable_gradients(*rows, ctx.call)
+        else:
+            rows = [t._values.transpose(0, 1) for t in (_following(grad, query), query, key, value)]
+            found = varlen_backends.backward(*rows, out, *state, ctx.call)
+        return *(
+            None if g is None else bridge.wrap(g.transpose(0, 1), t._structure, 2, t)
+            for g, t in zip(found, (query, key, value))
+        ), None
 
 
 def _as_nested(t: Tensor, query: NestedTensor) -> Tensor:

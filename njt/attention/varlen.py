@@ -8,14 +8,14 @@ does not look into.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from njt import errors
+from njt import _compat, errors
 from njt.attention import varlen_backends, varlen_cuda, varlen_flops
 from njt.attention.varlen_call import Call
 from njt.attention.varlen_math import attention as math_attention
@@ -66,35 +66,16 @@ def varlen_attention(
         query, key, value = (_autocast(x) for x in (query, key, value))
     _check(query, key, value, enable_gqa)
     width, width_v = query.shape[-1], value.shape[-1]
-    if scale is None:
-        scale = float(width) ** -0.5
-    same = (q_offsets is k_offsets and q_lengths is k_lengths) or (
-        host_q is not None and host_q == host_k
-    )
-    # a branch makes a plain bool of a traced comparison, which the choice can take as a constant
-    fits_flash = True if max(width, width_v) <= 256 else False  # noqa: SIM210
-    dropout = True if dropout_p > 0.0 else False  # noqa: SIM210
-    top_left = is_causal and not same
-    backend = varlen_backends.choose(query.device, query.dtype, fits_flash, top_left, dropout)
-    if _transformed():
-        backend = "math"
-    if query.device.type == "cuda":
-        if q_lengths is None and host_q is not None and sum(host_q) != query.shape[0]:
-            q_lengths = q_offsets.diff()
-        if k_lengths is None and host_k is not None and sum(host_k) != key.shape[0]:
-            k_lengths = k_offsets.diff()
-    call = Call(
-        q_offsets,
-        k_offsets,
-        q_lengths,
-        k_lengths,
-        max_q,
-        max_k,
+    call = _call(
+        query,
+        key,
+        value,
+        Sequences(q_offsets, k_offsets, q_lengths, k_lengths, max_q, max_k, host_q, host_k),
         is_causal,
         scale,
         dropout_p,
-        backend,
     )
+    backend = call.backend
     if backend == "math":
         return math_attention(query, key, value, call)
     full = varlen_backends.padded_width(backend, max(width, width_v))
@@ -112,6 +93,90 @@ def varlen_attention(
     else:
         out = torch.ops.njt.varlen_attention(query, key, value, *call)[0]
     return out if width_v == full else out[..., :width_v]
+
+
+class Sequences(NamedTuple):
+    """Where the sequences of queries and keys lie; the arguments of `varlen_attention` by these names."""
+
+    q_offsets: Tensor
+    k_offsets: Tensor
+    q_lengths: Tensor | None
+    k_lengths: Tensor | None
+    max_q: int
+    max_k: int
+    host_q: tuple[int, ...] | None
+    host_k: tuple[int, ...] | None
+
+
+def _call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    at: Sequences,
+    is_causal: bool,
+    scale: float | None,
+    dropout_p: float,
+) -> Call:
+    """The call as backends take it, with the backend chosen."""
+    width = max(query.shape[-1], value.shape[-1])
+    same = (at.q_offsets is at.k_offsets and at.q_lengths is at.k_lengths) or (
+        at.host_q is not None and at.host_q == at.host_k
+    )
+    # a branch makes a plain bool of a traced comparison, which the choice can take as a constant
+    fits_flash = True if width <= 256 else False  # noqa: SIM210
+    dropout = True if dropout_p > 0.0 else False  # noqa: SIM210
+    # a bound that is a symbol is not looked at: it would compile once more for long sequences
+    short = (
+        not torch.compiler.is_compiling()
+        and type(at.max_q) is int
+        and type(at.max_k) is int
+        and type(width) is int
+        and max(at.max_q, at.max_k) <= 256
+        and width <= 64
+    )
+    backend = varlen_backends.choose(
+        query.device, query.dtype, fits_flash, is_causal and not same, dropout, short
+    )
+    if _transformed():
+        backend = "math"
+    q_lengths, k_lengths = at.q_lengths, at.k_lengths
+    if query.device.type == "cuda":
+        if q_lengths is None and at.host_q is not None and sum(at.host_q) != query.shape[0]:
+            q_lengths = at.q_offsets.diff()
+        if k_lengths is None and at.host_k is not None and sum(at.host_k) != key.shape[0]:
+            k_lengths = at.k_offsets.diff()
+    return Call(
+        at.q_offsets,
+        at.k_offsets,
+        q_lengths,
+        k_lengths,
+        at.max_q,
+        at.max_k,
+        is_causal,
+        float(query.shape[-1]) ** -0.5 if scale is None else scale,
+        dropout_p,
+        backend,
+    )
+
+
+def eager_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    at: Sequences,
+    is_causal: bool,
+    scale: float | None,
+    dropout_p: float,
+    enable_gqa: bool,
+) -> Call | None:
+    """The call if a backend can take these very tensors at once, for callers with a backward of their own."""
+    _check(query, key, value, enable_gqa)
+    call = _call(query, key, value, at, is_causal, scale, dropout_p)
+    width, width_v = query.shape[-1], value.shape[-1]
+    if call.backend == "math" or not _direct(query, key, value):
+        return None
+    full = varlen_backends.padded_width(call.backend, max(width, width_v))
+    return call if width == width_v == full else None
 
 
 def _autocast(x: Tensor) -> Tensor:
@@ -161,10 +226,10 @@ def _direct(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 def _transformed() -> bool:
     """Whether torch.func is at work (grad, vmap, jvp): it needs operators that it knows."""
-    return torch._C._are_functorch_transforms_active()  # noqa: TID251
+    return _compat.functorch_active()
 
 
-def _differentiable_gradients(
+def differentiable_gradients(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, call: Call
 ) -> tuple[Tensor | None, ...]:
     """The gradients as a function that autograd can differentiate again, by the math backend."""
@@ -197,7 +262,7 @@ class _Varlen(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *rest = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_differentiable_gradients(grad_out, query, key, value, ctx.call), None
+            return *differentiable_gradients(grad_out, query, key, value, ctx.call), None
         return *varlen_backends.backward(grad_out, query, key, value, *rest, ctx.call), None
 
 
@@ -274,7 +339,7 @@ def _backward_formula(
         return (None, None, None, *nothing)
     call = Call(q_offsets, k_offsets, q_lengths, k_lengths, *ctx.plain)
     if torch.is_grad_enabled():
-        return (*_differentiable_gradients(grad_out, query, key, value, call), *nothing)
+        return (*differentiable_gradients(grad_out, query, key, value, call), *nothing)
     grads = torch.ops.njt.varlen_attention_backward(grad_out, query, key, value, *state, *call)
     return (*grads, *nothing)
 
