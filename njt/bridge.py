@@ -128,10 +128,11 @@ def align(y: NestedTensor, x: NestedTensor, op: str) -> Any:
         return restructured(y, x)
     if equal is None:
         torch._check(a.offsets.shape[0] == b.offsets.shape[0])
+        alike = a.seqlens == b.seqlens if a.has_gaps or b.has_gaps else a.offsets == b.offsets
         if not a.has_gaps and not b.has_gaps:
             torch._check(y._values.shape[y._ragged_dim - 1] == x._values.shape[x._ragged_dim - 1])
         text = f"njt.{op}(): component lengths of the operands differ"
-        torch._assert_async((a.seqlens == b.seqlens).all(), text)
+        torch._assert_async(alike.all(), text)
         return restructured(y, x)
     if a.batch_size == b.batch_size and a.max_seqlen == a.min_seqlen == 1:
         d = y._ragged_dim - 1

@@ -414,7 +414,15 @@ class Structure:
         if self.lengths is None or other.lengths is None:
             return False
         if self.is_traced or other.is_traced:
-            return self.offsets is other.offsets and self.lengths is other.lengths
+            if self.offsets is other.offsets and self.lengths is other.lengths:
+                return True
+            # a compiled backward gets the gradient with offsets and lengths of its own; their symbol tells
+            same = _compat.same_ragged_size(self.ragged_size, other.ragged_size)
+            if not (same and _compat.in_backward()):
+                return False
+            text = "a gradient whose components lie at other rows than those of the result"
+            torch._assert_async((self.offsets == other.offsets).all(), text)
+            return True
         self._refresh()
         other._refresh()
         if _known_equal(self._same_layout, other._same_layout):
@@ -484,6 +492,14 @@ class Structure:
         return self.derived(f"row_mask {rows}", lambda: self._make_row_mask(rows))
 
     def _make_row_mask(self, rows: int) -> Tensor:
+        if self.is_traced:  # without an index, whose length the data would decide
+            steps = torch.zeros(rows + 1, dtype=torch.int64, device=self.offsets.device)
+            starts, ones = (
+                self.offsets[:-1].long(),
+                torch.ones_like(self.seqlens, dtype=torch.int64),
+            )
+            steps = steps.index_add(0, starts, ones).index_add(0, starts + self.seqlens, -ones)
+            return steps[:-1].cumsum(0) > 0
         mask = torch.zeros(rows, dtype=torch.bool, device=self.offsets.device)
         return mask.index_fill_(0, self.row_index(), True)
 

@@ -293,7 +293,14 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
 
     # what Dynamo asks about our outer sizes: the number of components and their lengths vary
 
-    _dynamo_unbacked_indices: set[int] = _compat.UNKNOWN_DIMS
+    @property
+    def _dynamo_unbacked_indices(self) -> set[int]:
+        # a graph first made for one component has that compiled in, or its backward might do so too late
+        return set() if self._structure.batch_size == 1 else _compat.UNKNOWN_DIMS
+
+    @_dynamo_unbacked_indices.setter
+    def _dynamo_unbacked_indices(self, dims: set[int]) -> None:
+        pass  # copied along by Dynamo
 
     @property
     def _dynamo_propagated_dynamic_indices(self) -> set[int]:

@@ -22,15 +22,12 @@ declare(aten.linear.default, PerToken(features=1))
 
 @implements(aten.linear_backward.default)
 def _linear_backward(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # gap rows must not reach the sums over tokens, so they go first
+    # gap rows must not reach the sums over tokens; zeroed, not left out, they ask for no size in a graph
     x, grad, weight, wanted = args
-    packed, grad_packed = bridge.compact_values(x), bridge.compact_values(_like(grad, x))
-    rows, grads = packed.flatten(0, -2), grad_packed.flatten(0, -2)
-    grad_input: Any = None
-    if wanted[0]:
-        d = x._ragged_dim - 1
-        spread = bridge.spread(grad_packed @ weight, x._structure, x._values.shape[d], d)
-        grad_input = x.with_values(spread)
+    grad_packed = bridge.without_gaps(_like(grad, x)._values, x)
+    rows = bridge.without_gaps(x._values, x).flatten(0, -2)
+    grads = grad_packed.flatten(0, -2)
+    grad_input = x.with_values(grad_packed @ weight) if wanted[0] else None
     grad_weight = grads.t() @ rows if wanted[1] else None
     return grad_input, grad_weight, grads.sum(0) if wanted[2] else None
 
