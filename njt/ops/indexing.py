@@ -351,9 +351,40 @@ def _mask_values(x: NestedTensor, mask: Tensor, op: str) -> tuple[Tensor, Tensor
     return bridge.compact_values(x), bridge.compact_values(mask)
 
 
-def _where_true(x: NestedTensor, mask: Tensor) -> Tensor:
-    values, chosen = _mask_values(x, mask, "getitem")
-    return values[chosen]
+def _where_true(x: NestedTensor, mask: Tensor, op: str = "getitem") -> NestedTensor:
+    """The elements (or rows) of each component where the mask is True: nested, one feature dim for all."""
+    values, chosen = _mask_values(x, mask, op)
+    d, structure = x._ragged_dim - 1, x._structure.compact()
+    # rows first, so that what is chosen of a component stays together
+    if d and chosen.dim() > d:
+        values, chosen = _component_order(values, chosen, structure, d)
+        counts = chosen
+        taken = values
+    else:
+        counts = chosen.flatten(1).sum(1) if chosen.dim() > 1 else chosen.long()
+        counts = _sums(counts, structure)
+        taken = values[chosen]
+    found = Structure.find(torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(structure.offsets.dtype))
+    return bridge.wrap(taken, found, 1, x)
+
+
+def _sums(counts: Tensor, structure: Structure) -> Tensor:
+    """Sums of the counts of the rows of each component."""
+    ends = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return ends[structure.offsets.long()].diff()
+
+
+def _component_order(
+    values: Tensor, chosen: Tensor, structure: Structure, d: int
+) -> tuple[Tensor, Tensor]:
+    """What is chosen, component by component in the order of its own dims, and how much of each."""
+    counts = _sums(chosen.movedim(d, 0).flatten(1).sum(1), structure)
+    taken = values[chosen]
+    ids = torch.repeat_interleave(structure.seqlens, output_size=values.shape[d])
+    shape = [1] * chosen.dim()
+    shape[d] = -1
+    owner = ids.view(shape).expand_as(chosen)[chosen]
+    return taken[torch.argsort(owner, stable=True)], counts
 
 
 _handler = one_node("getitem", getitem)
@@ -384,43 +415,102 @@ def setitem(x: Any, index: Any, value: Any) -> None:
     if isinstance(first, int):
         component(x, first)[tuple(rest)] = value
         return
-    at = _place_of_ragged(x, [a for a in rest])
+    at = _place_of_ragged(x, rest)
     ragged = rest[at]
-    d = x._ragged_dim - 1
-    if not _is_list(first) and isinstance(ragged, slice) and ragged.step in (None, 1):
-        y = x if first == _ALL else components_between(x, first)
-        y = rows_between(y, ragged)
-        lists = any(_is_list(a) for a in rest)
-        if not lists:
-            y = _by_features(y, rest, at)
-            y.copy_(value) if isinstance(value, Tensor) else y.fill_(value)
-            return
-    rows, shape = _rows_named(x, first, ragged)
-    values = packed(x).movedim(d, 0)
-    others = [*rest[:at], *rest[at + 1 :]]
-    if isinstance(value, NestedTensor):
-        value = bridge.compact_values(value)
-        value = value.movedim(d, 0) if value.dim() == values.dim() else value
-    elif isinstance(value, Tensor) and shape is not None and value.dim() > len(others) and rows.dim() == 1:
-        value = value.expand(*shape, *value.shape[len(shape) :])
-    if any(isinstance(a, slice) and a != _ALL for a in others) or any(
-        isinstance(a, int) or _is_list(a) or a is None for a in others
-    ):
-        spot: Any = (rows.view(*rows.shape, *[1] * 0), *others)
+    # whatever can be had as a view first
+    y = _by_features(x, [_ALL if _is_list(a) or k == at else a for k, a in enumerate(rest)], at)
+    lists = [a for k, a in enumerate(rest) if k == at or not (a is None or isinstance(a, int))]
+    lists = [a if _is_list(a) or a is ragged else _ALL for a in lists]
+    at = y._ragged_dim - 1
+    if not _is_list(first):
+        y, first = components_between(y, first), _ALL
+    if isinstance(ragged, slice) and ragged.step in (None, 1):
+        y, ragged = rows_between(y, ragged), _ALL
+        lists[at] = _ALL
+    if first == _ALL and all(isinstance(a, slice) and a == _ALL for a in lists):
+        _fill(y, value)
+        return
+    _put(y, packed(y).movedim(at, 0), first, ragged, lists, value)
+
+
+def _fill(y: NestedTensor, value: Any) -> None:
+    if isinstance(value, Tensor):
+        y.copy_(value)
     else:
-        spot = (rows,)
-    values[spot] = value
+        y.fill_(value)
 
 
-def _rows_named(x: NestedTensor, first: Any, ragged: Any) -> tuple[Tensor, tuple[int, ...] | None]:
-    """The rows that batch index and ragged index name together, one after the other."""
-    structure = x._structure
+def _put(
+    y: NestedTensor, rows_first: Tensor, first: Any, ragged: Any, lists: list[Any], value: Any,
+    accumulate: bool = False, in_place: bool = True,
+) -> Tensor:  # fmt: skip
+    """Writes `value` into (rows, *features) values, at the rows and features that the lists name."""
+    structure, at = y._structure, y._ragged_dim - 1
+    others = [a if _is_list(a) else None for k, a in enumerate(lists) if k != at]
+    ids = None
     if _is_list(first) and _is_list(ragged):
-        return _pairs(x, first, ragged), None
-    index = torch.arange(x._values.shape[x._ragged_dim - 1], device=structure.offsets.device)
-    numbers = NestedTensor(index, structure)
-    picked = getitem(numbers, (first, ragged))
-    return (bridge.compact_values(picked) if isinstance(picked, NestedTensor) else picked), None
+        rows = _pairs(y, first, ragged)
+    elif _is_list(first) and isinstance(ragged, slice):
+        which = _counted_from_front(_as_numbers(first, structure), structure.batch_size, structure)
+        rows, ids = _rows_of(rows_between(y, ragged), which)
+    elif isinstance(ragged, slice):
+        rows, ids = _rows_of(rows_between(y, ragged), None)
+    else:
+        ragged = ragged.to(rows_first.device) if isinstance(ragged, Tensor) else ragged
+        rows = row_of_each(y, ragged)
+        if isinstance(first, Tensor):
+            rows = rows[_as_numbers(first, structure)]
+        if any(o is not None for o in others):
+            rows = rows.unsqueeze(-1)
+    if ids is not None:
+        others = [o if o is None or o.numel() == 1 else o[ids] for o in others]
+    packed_value = _in_line(y, value, rows, ids, rows_first)
+    spot = [rows, *others]
+    while spot[-1] is None:
+        spot.pop()
+    write = torch.ops.aten.index_put_ if in_place else torch.ops.aten.index_put
+    return write(rows_first, spot, packed_value, accumulate)
+
+
+def _rows_of(y: NestedTensor, which: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The rows of the components `which` (all), and which of them each row belongs to."""
+    structure = y._structure
+    if which is None:
+        which = torch.arange(structure.batch_size, device=structure.offsets.device)
+    rows, found = _gathered(structure, which)
+    return rows, torch.repeat_interleave(found.seqlens, output_size=rows.shape[0])
+
+
+def _in_line(y: NestedTensor, value: Any, rows: Tensor, ids: Tensor | None, rows_first: Tensor) -> Tensor:
+    """A value as the rows that it is written to."""
+    if not isinstance(value, Tensor):
+        return torch.as_tensor(value, dtype=rows_first.dtype, device=rows_first.device)
+    value = value.to(rows_first.dtype) if value.dtype is not rows_first.dtype else value
+    d = y._ragged_dim - 1
+    if isinstance(value, NestedTensor):
+        if value._ragged_dim != y._ragged_dim:
+            raise errors.different_ragged_dims("setitem", y, value)
+        packed_value = bridge.compact_values(value)
+        if ids is not None and packed_value.shape[d] != rows.shape[0]:
+            raise errors.bad_shape(
+                "setitem",
+                f"{packed_value.shape[d]} rows for {rows.shape[0]}",
+                "components as long as those they replace",
+                "Build a new tensor of the components: njt.as_nested_tensor.",
+            )
+        return packed_value.movedim(d, 0)
+    if ids is None or value.dim() < y.dim() - d:
+        return value
+    if value.dim() < y.dim():
+        value = value[(None,) * (y.dim() - value.dim())]
+    if value.shape[d + 1] != 1:
+        host = y._structure
+        if host.is_traced or host.min_seqlen != host.max_seqlen or host.max_seqlen != value.shape[d + 1]:
+            raise errors.not_broadcastable("setitem", y, value, "its rows don't match")
+        count = int(rows.shape[0]) // value.shape[d + 1]
+        return value.movedim(d + 1, 1).expand(count, *[-1] * (y.dim() - 1)).flatten(0, 1)
+    value = value.squeeze(d + 1)
+    return value if value.shape[0] == 1 else value[ids]
 
 
 def _assign_where(x: NestedTensor, mask: Tensor, value: Any) -> None:
@@ -432,17 +522,37 @@ def _assign_where(x: NestedTensor, mask: Tensor, value: Any) -> None:
     _, chosen = _mask_values(x, mask, "setitem")
     values = packed(x)
     if x._structure.has_gaps:
-        full = torch.zeros(
-            values.shape[: chosen.dim()], dtype=torch.bool, device=values.device
-        )
+        full = torch.zeros(values.shape[: chosen.dim()], dtype=torch.bool, device=values.device)
         chosen = full.index_copy(x._ragged_dim - 1, x._structure.row_index(), chosen)
-    if value.is_nested:
-        value = bridge.compact_values(value)
-        value = value[_mask_values(x, mask, "setitem")[1]] if value.dim() == values.dim() else value
-    values[chosen] = value
+    values[chosen] = bridge.compact_values(value) if isinstance(value, NestedTensor) else value
 
 
 declare_function(one_node("setitem", setitem), torch.Tensor.__setitem__)
+
+
+def _index_put(in_place: bool) -> Any:
+    def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
+        if not isinstance(x, NestedTensor) or any(i is not None and i.is_nested for i in indices):
+            raise errors.bad_type(
+                "index_put", f"{errors.describe(x)} with nested indices", "dense indices",
+                "Use x[mask] = value, or x.scatter.",
+            )  # fmt: skip
+        items = _items(x, tuple(_ALL if i is None else i for i in indices))
+        first, rest = items[0], items[1:]
+        at = x._ragged_dim - 1
+        rows_first = packed(x).movedim(at, 0)
+        if isinstance(first, int):
+            first = torch.tensor([first], device=x.device)
+        out = _put(x, rows_first, first, rest[at], rest, values, accumulate, in_place)
+        if in_place:
+            return x
+        return bridge.wrap(out.movedim(0, at), x._structure, x._ragged_dim, x)
+
+    return one_node("index_put", index_put)
+
+
+declare_named("index_put", _index_put(in_place=False))
+declare_named("index_put_", _index_put(in_place=True))
 
 
 # ---- by name --------------------------------------------------------------------------------------------------------
@@ -499,13 +609,12 @@ def _index_select(x: Any, dim: int, index: Tensor) -> Tensor:
 
 
 def _masked_select(x: Any, mask: Tensor) -> Tensor:
-    """The elements where the mask is True, in one row, as for dense tensors."""
+    """The elements of each component where the mask is True: (B, j), another structure."""
     if not isinstance(x, NestedTensor):
         x = x.expand_as(mask)
     if not mask.is_nested or mask.dim() < x.dim() or mask._values.shape != x._values.shape:  # type: ignore[attr-defined]
         mask = torch.logical_and(torch.ones_like(x, dtype=torch.bool), mask)
-    values, chosen = _mask_values(x, mask, "masked_select")
-    return values[chosen]
+    return _where_true(x, mask, "masked_select")
 
 
 for _name, _rule in {

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from njt import dims, errors
-from njt.ops.indexing import components_between, rows_between
+from njt.ops.indexing import components_between
 from njt.registry import declare_named
 from njt.rules.reduction import one_node
 from njt.rules.restructured import packed, seen
+from njt.structure import Structure
 from njt.tensor import NestedTensor
 
 
 class Split:
     """`f(x, how, dim=0)` that cuts one dim into views.
 
-    Batch dim: pieces with fewer components. Ragged dim: the cuts are at the same rows of every component,
-    which must all reach the last cut. Gaps: stay. Ragged dim elsewhere than 1: any.
+    Batch dim: pieces with fewer components. Ragged dim: every component is cut as a dense tensor would be,
+    into as many pieces as the others; refused in a graph, which can't know how many. Gaps: stay. Ragged dim elsewhere than 1: any.
 
     Attributes:
         dense: the torch function, for features.
@@ -38,22 +40,38 @@ class Split:
         for name in self.aliases:
             how = named.pop(name, how)
         dim = dims.canonical(dim, x.dim())
+        structure = x._structure
         if dim == 0:
-            return self._pieces(x, how, x._structure.batch_size, components_between)
+            return self._runs(x, self.lengths(how, structure.batch_size))
         if dim != x._ragged_dim:
             return tuple(seen(p, x) for p in self.dense(packed(x), how, dim=dim - 1))
-        structure = x._structure
-        if structure.is_traced or structure.min_seqlen != structure.max_seqlen:
+        if structure.is_traced:
             raise errors.no_ragged_dim(self.dense.__name__, x, dim)
-        return self._pieces(x, how, structure.max_seqlen, rows_between)
+        return self._rows(x, [self.lengths(how, n) for n in structure.host_lengths()], how)
 
-    def _pieces(
-        self, x: NestedTensor, how: Any, size: int, cut: Callable[[NestedTensor, slice], NestedTensor]
-    ) -> tuple[Tensor, ...]:
-        pieces, start = [], 0
-        for n in self.lengths(how, size):
-            pieces.append(cut(x, slice(start, start + n)))
-            start += n
+    def _runs(self, x: NestedTensor, lengths: list[int]) -> tuple[Tensor, ...]:
+        ends = list(accumulate(lengths, initial=0))
+        return tuple(components_between(x, slice(a, b)) for a, b in pairwise(ends))
+
+    def _rows(self, x: NestedTensor, lengths: list[list[int]], how: Any) -> tuple[Tensor, ...]:
+        """Piece k of every component, the other rows of which are gaps."""
+        name = self.dense.__name__.strip("_")
+        counts = {len(ns) for ns in lengths}
+        if len(counts) != 1:
+            raise errors.bad_shape(
+                name,
+                f"{how} along the ragged dim of {errors.describe(x)}, which gives {sorted(counts)} pieces",
+                "as many pieces of every component",
+                "Use x.unbind(), or njt.to_padded_tensor(x, padding) first.",
+            )
+        structure = x._structure
+        starts, pieces = list(structure.host_offsets()), []
+        for ns in zip(*lengths):
+            offsets = torch.tensor(starts, dtype=structure.offsets.dtype, device=x.device)
+            rows = torch.tensor(ns, dtype=structure.offsets.dtype, device=x.device)
+            piece = Structure.find(offsets, rows, host_lengths=ns)
+            pieces.append(seen(packed(x), x, structure=piece))
+            starts[:-1] = [a + n for a, n in zip(starts, ns)]
         return tuple(pieces)
 
 

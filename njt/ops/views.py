@@ -278,6 +278,14 @@ def _unfold(x: Any, dimension: int, size: int, step: int) -> Tensor:
     return seen(packed(x).unfold(inner_dim("unfold", x, dimension), size, step), x)
 
 
+def _contiguous(x: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+    if x.is_contiguous(memory_format=memory_format):
+        return x
+    y = bridge.compact(x)
+    rows = bridge.values(y).contiguous(memory_format=memory_format)
+    return bridge.wrap(rows, y._structure, y._ragged_dim, x)
+
+
 def _t(x: Any) -> Tensor:
     raise errors.no_batch_dim("t", x, 0)
 
@@ -294,6 +302,7 @@ for _name, _handler in {
     "expand_as": _expand_as,
     "diagonal": _diagonal,
     "unfold": _unfold,
+    "contiguous": _contiguous,
 }.items():
     declare_named(_name, one_node(_name, _handler))
 declare_named("squeeze_", one_node("squeeze_", _squeeze_), aten=())
