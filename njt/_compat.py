@@ -156,7 +156,11 @@ def _is_replayed(a: Any, b: Any) -> bool:
 _UNKNOWN_SIZES = ("size_like", "unbacked_inputs", "pending_fresh_unbacked_symbols")
 # Outer sizes that Dynamo is told to take for unknown, since `tie` says at once what they are: a known
 # size of 1 would be compiled in. Without these fields: a batch of one component compiles once more.
-UNKNOWN_DIMS: set[int] = {0} if all(hasattr(ShapeEnv(), f) for f in _UNKNOWN_SIZES) else set()
+# torch 2.11 and 2.12 look at such a size before it is tied, and refuse.
+_TIES_UNKNOWN = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
+UNKNOWN_DIMS: set[int] = (
+    {0} if _TIES_UNKNOWN and all(hasattr(ShapeEnv(), f) for f in _UNKNOWN_SIZES) else set()
+)
 
 
 def tie(outer: Any, inner: Any) -> None:
