@@ -4,7 +4,8 @@
 `contract`: a (*lead, T, D), b (*lead, T, E) -> (B, *lead, D, E), the sum over each segment's rows of a_t^T b_t.
 Segment b is rows [offsets[b], offsets[b + 1]) or, with `lengths`, [offsets[b], offsets[b] + lengths[b]). Rows in gaps
 are never read and are 0 in results. Each is the other's derivative, so both can be differentiated any number of times.
-Knows neither Structure nor NestedTensor. Importing it registers `torch.ops.njt.grouped_multiply` and `grouped_contract`.
+Knows neither Structure nor NestedTensor. Importing it registers `torch.ops.njt.grouped_multiply` and
+`grouped_contract`.
 """
 
 from __future__ import annotations
@@ -146,11 +147,22 @@ def _contract_kernel(
 
 
 def _multiply_fake(rows: Tensor, matrices: Tensor, offsets: Tensor, *rest: Any) -> Tensor:
+    # sizes are tied here, early: a size that AOTAutograd finds to be a constant only later is one input too many
+    _same(rows.shape[-1], matrices.shape[-2])
+    _same(offsets.shape[0] - 1, matrices.shape[0])
+    for n, m in zip(rows.shape[:-2], matrices.shape[1:-2]):
+        _same(n, m)
     return rows.new_empty((*rows.shape[:-1], matrices.shape[-1]))
 
 
 def _contract_fake(a: Tensor, b: Tensor, offsets: Tensor, *rest: Any) -> Tensor:
+    for n, m in zip(a.shape[:-1], b.shape[:-1]):
+        _same(n, m)
     return a.new_empty((offsets.shape[0] - 1, *a.shape[:-2], a.shape[-1], b.shape[-1]))
+
+
+def _same(n: Any, m: Any) -> None:
+    torch._check(n == m, lambda: f"grouped product: got sizes {n} and {m} that must agree")
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

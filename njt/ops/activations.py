@@ -55,5 +55,11 @@ def rrelu_(
 declare_named("rrelu", rrelu, aten=())
 declare_function(rrelu_, torch.rrelu_)
 declare_named("logsigmoid", AsOne(F.logsigmoid))
-declare_named("softmin", AsOne(F.softmin, ("dim", "_stacklevel", "dtype"), dim="dim", default=1,
-                               ragged=lambda x, dim, **named: torch.softmax(-x, dim, dtype=named.get("dtype"))))  # fmt: skip
+
+
+def _softmin_over_rows(x: NestedTensor, dim: int, **named: Any) -> Any:
+    return torch.softmax(-x, dim, dtype=named.get("dtype"))
+
+
+_NAMES = ("dim", "_stacklevel", "dtype")
+declare_named("softmin", AsOne(F.softmin, _NAMES, dim="dim", default=1, ragged=_softmin_over_rows))

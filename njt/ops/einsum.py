@@ -52,7 +52,9 @@ def einsum(equation: Any, *operands: Any) -> Any:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     if not isinstance(equation, str):
-        raise errors.bad_type("einsum", "labels as lists", "an equation of letters", 'Write "bjd,de->bje".')
+        raise errors.bad_type(
+            "einsum", "labels as lists", "an equation of letters", 'Write "bjd,de->bje".'
+        )
     lefts, out = _parsed(equation.replace(" ", ""), operands)
     x = next(o for o in operands if isinstance(o, NestedTensor))
     labels = next(left for left, o in zip(lefts, operands) if o is x)
@@ -74,7 +76,10 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
     lefts = left.split(",")
     if len(lefts) != len(operands):
         raise errors.bad_shape(
-            "einsum", f"{equation!r} for {len(operands)} operands", "a term for each", "Count the commas."
+            "einsum",
+            f"{equation!r} for {len(operands)} operands",
+            "a term for each",
+            "Count the commas.",
         )
     free = [c for c in _LETTERS if c not in equation]
     widest = ""
@@ -86,7 +91,10 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
             widest = max(widest, spelled, key=len)
         if len(lefts[k]) != operand.dim():
             raise errors.bad_shape(
-                "einsum", f"{term!r} for {errors.describe(operand)}", "a label for each dim", "Count them."
+                "einsum",
+                f"{term!r} for {errors.describe(operand)}",
+                "a label for each dim",
+                "Count them.",
             )
     if arrow:
         return lefts, out.replace("...", widest)
@@ -97,13 +105,21 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
 
 def _refused(equation: str, x: NestedTensor, expected: str) -> RuntimeError:
     return errors.bad_shape(
-        "einsum", f"{equation!r} for {errors.describe(x)}", expected, "Pad first: njt.to_padded_tensor(x, 0.0)."
+        "einsum",
+        f"{equation!r} for {errors.describe(x)}",
+        expected,
+        "Pad first: njt.to_padded_tensor(x, 0.0).",
     )
 
 
 def _terms(
     equation: str, lefts: list[str], operands: Sequence[Any], batch: str, ragged: str
 ) -> list[Term]:
+    """The operands on values, checked.
+
+    Raises:
+        RuntimeError: a batch or ragged label where it can't be, or another batch size.
+    """
     x = next(o for o in operands if isinstance(o, NestedTensor))
     tokens = Tokens("einsum", x)
     terms = []
@@ -112,7 +128,9 @@ def _terms(
             raise _refused(equation, x, f"the batch label {batch!r} in front of each operand")
         if isinstance(operand, NestedTensor):
             if labels[0] != batch or labels[operand._ragged_dim] != ragged:
-                raise _refused(equation, operand, f"labels {batch!r} and {ragged!r} of all nested operands")
+                raise _refused(
+                    equation, operand, f"labels {batch!r} and {ragged!r} of all nested operands"
+                )
             rows = tokens.rows(operand)
             if labels.count(ragged) > 1:
                 raise _refused(equation, operand, f"the ragged label {ragged!r} once")
@@ -120,13 +138,25 @@ def _terms(
             continue
         if ragged in labels:
             raise _refused(equation, x, f"the ragged label {ragged!r} on nested operands only")
+        if labels[:1] == batch and operand.shape[0] == 1:
+            terms.append(Term(labels[1:], operand.squeeze(0)))
+            continue
         if labels[:1] == batch:
-            terms.append(Term(labels[1:], operand, per_component=operand.shape[0] != 1))
-            if operand.shape[0] == 1:
-                terms[-1] = Term(labels[1:], operand.squeeze(0))
+            _check_batch(operand, x)
+            terms.append(Term(labels[1:], operand, per_component=True))
             continue
         terms.append(Term(labels, operand))
     return terms
+
+
+def _check_batch(dense: Tensor, x: NestedTensor) -> None:
+    torch._check(
+        dense.shape[0] == x._structure.batch_size,
+        lambda: (
+            f"einsum(): got {errors.describe(dense)} with the batch label and {errors.describe(x)}. Expected "
+            f"one batch size. Check the batches."
+        ),
+    )
 
 
 def _rows(terms: list[Term], ragged: str, out: str, x: NestedTensor) -> Tensor:
@@ -141,7 +171,9 @@ def _rows(terms: list[Term], ragged: str, out: str, x: NestedTensor) -> Tensor:
     for term in terms:
         tensor, labels = term.tensor, term.labels
         if term.per_component:
-            tensor = segments.broadcast(tensor, structure.offsets, rows, lengths=structure.lengths, dim=0)
+            tensor = segments.broadcast(
+                tensor, structure.offsets, rows, lengths=structure.lengths, dim=0
+            )
             labels = ragged + labels
         lefts.append(labels)
         tensors.append(tensor)
@@ -179,10 +211,14 @@ class _Roles:
         )
 
 
-def _arranged(term: Term, out: str, keep: str, groups: Sequence[str]) -> tuple[Tensor, dict[str, Any]]:
+def _arranged(
+    term: Term, out: str, keep: str, groups: Sequence[str]
+) -> tuple[Tensor, dict[str, Any]]:
     """The operand with labels nobody else has summed away, the rest in groups, each one dim; and all sizes."""
     here = "".join(dict.fromkeys(c for c in term.labels if c in keep or c in out))
-    tensor = torch.einsum(f"{term.labels}->{here}", term.tensor) if here != term.labels else term.tensor
+    tensor = (
+        torch.einsum(f"{term.labels}->{here}", term.tensor) if here != term.labels else term.tensor
+    )
     sizes = dict(zip(here, tensor.shape))
     order = [c for group in groups for c in group]
     tensor = tensor.permute([here.index(c) for c in order])

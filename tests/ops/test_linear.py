@@ -134,3 +134,61 @@ def test_ragged_twice_is_refused() -> None:
 def test_misfits_are_refused(w: Tensor) -> None:
     with pytest.raises(RuntimeError, match=r"matmul\(\): got nested"):
         sample(USUAL) @ w
+
+
+EINSUM = [
+    Case("bjd,de->bje", lambda x, w: torch.einsum("bjd,de->bje", x, w), lambda x: (weights(4, 5),)),
+    Case("bjd,bde->bje", lambda x, w: torch.einsum("bjd,bde->bje", x, w), lambda x: (per_component(x, 4, 5),)),
+    Case("bde,bjd->bej", lambda w, x: torch.einsum("bde,bjd->bej", x, w), lambda x: (per_component(x, 4, 5),)),
+    Case("bjd,bje->bde", lambda x, y: torch.einsum("bjd,bje->bde", x, y), lambda x: (other_width(x),)),
+    Case("bjd,bjd->bj", lambda x, y: torch.einsum("bjd,bjd->bj", x, y), lambda x: (torch.randn_like(x),)),
+    Case("bjd,bjd->b", lambda x, y: torch.einsum("bjd,bjd->b", x, y), lambda x: (torch.randn_like(x),)),
+    Case("bjd->bd", lambda x: torch.einsum("bjd->bd", x)),
+    Case("bjd->bdj", lambda x: torch.einsum("bjd->bdj", x)),
+    Case("...d,de->...e", lambda x, w: torch.einsum("...d,de->...e", x, w), lambda x: (weights(4, 5),)),
+    Case("implicit", lambda x, w: torch.einsum("bjd,dk", [x, w]), lambda x: (weights(4, 5),)),
+    Case("three operands", lambda x, w, y: torch.einsum("bjd,bde,bje->bj", x, w, y),
+         lambda x: (per_component(x, 4, 3), other_width(x))),
+    Case("labels of one operand", lambda x, w: torch.einsum("bjd,bef->bjf", x, w), lambda x: (per_component(x, 4, 5),)),
+]  # fmt: skip
+EINSUM_HEADS = [
+    Case("bhjd,bhde->bhje", lambda x, w: torch.einsum("bhjd,bhde->bhje", x, w), lambda x: (per_component(x, 2, 4, 5),)),
+    Case("bhjd,bde->bjhe", lambda x, w: torch.einsum("bhjd,bde->bjhe", x, w), lambda x: (per_component(x, 4, 5),)),
+    Case("bhjd,bhje->bhde", lambda x, y: torch.einsum("bhjd,bhje->bhde", x, y), lambda x: (torch.randn_like(x),)),
+    Case("bhjd,bhjd->bh", lambda x, y: torch.einsum("bhjd,bhjd->bh", x, y), lambda x: (torch.randn_like(x),)),
+    Case("bhjd,bhje->bed", lambda x, y: torch.einsum("bhjd,bhje->bed", x, y), lambda x: (torch.randn_like(x),)),
+]  # fmt: skip
+
+
+@grid(EINSUM, RAGGED_1)
+def test_einsum(case: Case, layout: object) -> None:
+    run_case(case, layout)
+
+
+@grid(EINSUM_HEADS, RAGGED_2)
+def test_einsum_heads(case: Case, layout: object) -> None:
+    run_case(case, layout)
+
+
+@pytest.mark.parametrize("name", ["usual", "gaps"])
+@pytest.mark.parametrize("case", EINSUM, ids=str)
+def test_einsum_compiled(case: Case, name: str) -> None:
+    run_case(case, BY_NAME[name], compiled=True)
+
+
+def test_einsum_over_everything() -> None:
+    x = sample(BY_NAME["gaps"])
+    w = torch.randn(3)
+    rows = torch.cat(list(x.unbind()))
+    torch.testing.assert_close(torch.einsum("bjd,bje->de", x, x), rows.T @ rows)
+    torch.testing.assert_close(
+        torch.einsum("bjd,b->d", x, w), torch.stack([c.sum(0) for c in x.unbind()]).T @ w
+    )
+
+
+@pytest.mark.parametrize("equation", ["bid,bjd->bij", "bjd,bjd->jd", "jbd,bd->jb", "bjd,bje->dbe"])
+def test_einsum_refuses(equation: str) -> None:
+    x = sample(USUAL)
+    second = torch.randn(3, 4) if equation.startswith("jbd") else x
+    with pytest.raises(RuntimeError, match=r"einsum\(\): got"):
+        torch.einsum(equation, x, second)
