@@ -141,9 +141,11 @@ def _from_components(
             "at least one tensor",
             "Make an empty batch with njt.nested_tensor_from_jagged(values, torch.tensor([0])).",
         )
-    d = _common_dim(components, dtype, device)
-    if d is None:
-        d = _differing_dim(op, components, dtype, device)
+    usual = _packed_usual(components) if dtype is None and device is None else None
+    if usual is not None:
+        lengths = [t.shape[0] for t in components]
+        return bridge.wrap(usual, Structure.from_lengths(lengths, usual.device), 1)
+    d = _differing_dim(op, components, dtype, device)
     if dtype is not None or device is not None:
         components = [t.to(device=device, dtype=dtype) for t in components]
     packed = torch.cat(components, dim=d)
@@ -151,23 +153,16 @@ def _from_components(
     return bridge.wrap(packed, structure, d + 1)
 
 
-def _common_dim(
-    components: list[Tensor], dtype: torch.dtype | None, device: torch.device | str | None
-) -> int | None:
-    """0 if everything but the first size agrees, the usual case; None to look closer."""
-    if not all(isinstance(t, Tensor) for t in components):
-        return None
-    if dtype is None and len({t.dtype for t in components}) > 1:
-        return None
-    if device is None and len({t.device for t in components}) > 1:
-        return None
-    tail = components[0].shape[1:]
-    alike = components[0].dim() > 0 and _one_rank(components)
-    return 0 if alike and all(t.shape[1:] == tail for t in components) else None
+def _packed_usual(components: list[Tensor]) -> Tensor | None:
+    """The packed rows of components that differ in their first size only; None to look closer.
 
-
-def _one_rank(components: list[Tensor]) -> bool:
-    return len({t.dim() for t in components}) == 1
+    `cat` itself checks feature sizes and devices; it would mix dtypes and drop empty vectors.
+    """
+    try:
+        alike = len({(t.dtype, t.dim()) for t in components}) == 1
+        return torch.cat(components) if alike else None
+    except (AttributeError, TypeError, RuntimeError, IndexError):
+        return None
 
 
 def _differing_dim(
