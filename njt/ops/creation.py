@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from njt import _compat, bridge, errors
-from njt.registry import declare, implements
+from njt import _compat, errors
+from njt.registry import declare, declare_named, implements
 from njt.rules.call import Call, user_name
+from njt.rules.pointwise import Pointwise
 from njt.tensor import NestedTensor
 
 aten = torch.ops.aten
@@ -82,6 +83,24 @@ for _name in ("new_empty", "new_zeros", "new_ones", "new_full"):
     declare(getattr(aten, _name).default, NewSized())
 
 
+@implements(aten.new_empty_strided.default)
+def _new_empty_strided(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = Call(func, args, kwargs)
+    x, size, stride = call.nested, call["size"], call["stride"]
+    kwargs = {k: v for k, v in kwargs.items() if k != "layout"}
+    ragged = [d for d, n in enumerate(size) if _compat.is_ragged_size(n)]
+    if not ragged:
+        return func(x._values, size, stride, **kwargs)
+    d = ragged[0]
+    inner = [*size[1:d], x._values.shape[x._ragged_dim - 1], *size[d + 1 :]]
+    # a stride of a dim before the ragged one would count rows
+    out = x._values.new_empty(inner, **kwargs) if d > 1 else func(x._values, inner, stride[1:], **kwargs)
+    return NestedTensor(out, x._structure.to(out.device), d)
+
+
+_write = Pointwise()
+
+
 @implements(aten.copy_.default)
 def _copy_(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = Call(func, args, kwargs)
@@ -90,21 +109,20 @@ def _copy_(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         raise errors.bad_type(
             "copy_", "a nested source for a dense tensor", "a nested target", "Pad the source first."
         )
-    d = x._ragged_dim - 1
-    if isinstance(source, NestedTensor):
-        moved = source
-        if source._structure is not x._structure:
-            if source.device != x.device:
-                structure = source._structure.to(x.device)
-                moved = NestedTensor(source._values.to(x.device), structure, source._ragged_dim)
-            moved = bridge.align(moved, x, "copy_")
-        packed: Tensor = moved._values if isinstance(moved, NestedTensor) else moved
-    else:
-        packed = source
-    if x._structure.has_gaps:
-        rows = x._structure.row_index()
-        packed = packed.expand_as(x._values).index_select(d, rows)
-        x._values.index_copy_(d, rows, packed.to(x.dtype))
-    else:
-        x._values.copy_(packed)
-    return x
+    if isinstance(source, Tensor) and source.device != x.device:
+        if isinstance(source, NestedTensor):
+            structure = source._structure.to(x.device)
+            source = NestedTensor(source._values.to(x.device), structure, source._ragged_dim)
+        elif source.dim():
+            source = source.to(x.device)
+    if x._structure.has_gaps and isinstance(source, Tensor):
+        # rows are copied into place one by one, which converts nothing
+        source = source.to(x.dtype)
+    return _write(func, (x, source, call["non_blocking"]), {})
+
+
+def _type_as(x: Any, other: Tensor) -> Tensor:
+    return x.to(device=other.device, dtype=other.dtype)
+
+
+declare_named("type_as", _type_as, aten=())
