@@ -74,6 +74,14 @@ reduction("vector_norm", _vector_norm, aten=("linalg_vector_norm",))
 reduction("matrix_norm", _matrix_norm, aten=())
 
 
+def _dist(x: Any, other: Any, p: float = 2) -> Any:
+    """The norm of the difference, over all entries."""
+    return _vector_norm(x - other, p)
+
+
+reduction("dist", _dist)
+
+
 # ---- scaled by a norm -----------------------------------------------------------------------------------------------
 def _renorm(x: Any, p: float, dim: int, maxnorm: float) -> Any:
     """Slices along `dim` scaled down to norm `maxnorm`; over any dim but the batch a slice is inside one component."""

@@ -48,6 +48,13 @@ reduction("argmin", Reduction(torch.argmin, segments.argmin, nonempty=True))
 reduction("count_nonzero", Reduction(_count_nonzero, segments.count_nonzero))
 
 
+def _allclose(x: Any, other: Any, *args: Any, **options: Any) -> bool:
+    return bool(torch.isclose(x, other, *args, **options).all())
+
+
+declare_named("allclose", _allclose)
+
+
 # ---- the least, the greatest, the middle: values and indices --------------------------------------------------------
 def _extreme(rule: Reduction, binary: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """f(x), f(x, dim, keepdim) and, where there is one, f(x, other)."""

@@ -283,6 +283,16 @@ def test_max_of_two() -> None:
     check_against_components(lambda a, b: a.max(b), x, torch.randn(4))
 
 
+@pytest.mark.parametrize("name", ["usual", "gaps", "transposed"])
+def test_dist_and_allclose(name: str) -> None:
+    x = sample(BY_NAME[name])
+    assert torch.allclose(x, x * (1 + 1e-7))
+    assert not torch.allclose(x, x + 1, atol=0.5)
+    rows = torch.cat([c.flatten() for c in components(x)])
+    for p in (1, 2, INF):
+        torch.testing.assert_close(torch.dist(x, x * 3, p), (rows * 2).norm(p))
+
+
 def test_out() -> None:
     x, out = sample(), torch.empty(0)
     assert torch.sum(x, 1, out=out) is out
