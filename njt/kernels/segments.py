@@ -68,7 +68,9 @@ def mean(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim:
     """Mean of each segment; nan for an empty one."""
     values = _converted(values, dtype)
     if not (values.is_floating_point() or values.is_complex()):
-        raise RuntimeError(f"mean(): got values of {values.dtype}; expected a floating or complex dtype. Pass dtype=.")
+        raise RuntimeError(
+            f"mean(): got values of {values.dtype}; expected a floating or complex dtype. Pass dtype=."
+        )
     return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(values, "mean")
 
 
@@ -93,13 +95,17 @@ def nanmean(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, d
 def count_nonzero(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
                   max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
     """int64: entries that are not 0 in each segment."""
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce((values != 0).to(torch.int64), "sum")
+    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(
+        (values != 0).to(torch.int64), "sum"
+    )
 
 
 def prod(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
          ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
     """Product of each segment; 1 for an empty one. Its gradient divides by nothing, so zeros are fine."""
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(_summable(values, dtype), "prod")
+    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(
+        _summable(values, dtype), "prod"
+    )
 
 
 # ---- extremes -------------------------------------------------------------------------------------------------------
@@ -239,7 +245,9 @@ def vector_norm(values: Tensor, offsets: Tensor, ord: float = 2, *, lengths: Ten
         return _root(place.reduce(size * size, "sum")).to(out_dtype)
     total = place.reduce(size**ord, "sum")
     zero = total == 0
-    return torch.where(zero, 0.0 if ord > 0 else float("inf"), torch.where(zero, 1, total) ** (1 / ord)).to(out_dtype)
+    return torch.where(
+        zero, 0.0 if ord > 0 else float("inf"), torch.where(zero, 1, total) ** (1 / ord)
+    ).to(out_dtype)
 
 
 _BY_NAME = {
@@ -253,7 +261,9 @@ def reduce(values: Tensor, offsets: Tensor, name: str, *args: float, lengths: Te
            max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
     """The reduction called `name`, for callers that keep names in a table; `args` are its own (ord, correction)."""
     own = {} if dtype is None else {"dtype": dtype}
-    return _BY_NAME[name](values, offsets, *args, lengths=lengths, dim=dim, max_seqlen=max_seqlen, ids=ids, **own)
+    return _BY_NAME[name](
+        values, offsets, *args, lengths=lengths, dim=dim, max_seqlen=max_seqlen, ids=ids, **own
+    )
 
 
 # ---- one entry a row ------------------------------------------------------------------------------------------------
@@ -285,19 +295,25 @@ def softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, *, log: bool
                      dim: int = 0, max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
     """The gradient that `softmax` (or `log_softmax`, with `log`) passes on, from its output."""
     dim = dim % output.dim()
-    return torch.ops.njt.segment_softmax_backward(grad, output, offsets, lengths, ids, dim, max_seqlen, log)
+    return torch.ops.njt.segment_softmax_backward(
+        grad, output, offsets, lengths, ids, dim, max_seqlen, log
+    )
 
 
 def cumsum(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
            max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
     """Running sum, begun anew in each segment."""
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).scan(_summable(values, dtype), "cumsum")
+    return place_of(values, offsets, lengths, ids, dim, max_seqlen).scan(
+        _summable(values, dtype), "cumsum"
+    )
 
 
 def cumprod(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
             max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
     """Running product, begun anew in each segment. Its gradient divides by nothing, so zeros are fine."""
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).scan(_summable(values, dtype), "cumprod")
+    return place_of(values, offsets, lengths, ids, dim, max_seqlen).scan(
+        _summable(values, dtype), "cumprod"
+    )
 
 
 def logcumsumexp(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,

@@ -16,7 +16,9 @@ __all__ = ["bucketed"]
 Blockwise = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, ...]]
 
 
-def _groups(sizes: Tensor, host_lengths: Sequence[int] | None) -> tuple[Tensor, list[tuple[int, int, int, int]]]:
+def _groups(
+    sizes: Tensor, host_lengths: Sequence[int] | None
+) -> tuple[Tensor, list[tuple[int, int, int, int]]]:
     """Segments by rising length, and the groups as (first, last + 1, shortest, longest) in that order."""
     host = sizes.cpu() if host_lengths is None else torch.tensor(host_lengths, dtype=torch.int64)
     rising, order = host.long().sort(stable=True)
@@ -81,11 +83,18 @@ def bucketed(
             outs = tuple(o.flatten(0, 1) if full else o[mask] for o in outs)
             indices.append(index.flatten() if full else index[mask])
         results.append(outs)
-    joined = [torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*results, strict=True)]
+    joined = [
+        torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*results, strict=True)
+    ]
     if keeps_rows:
         index = torch.cat(indices)
-        packed = [j.new_zeros(rows.shape[0], *j.shape[1:]).index_copy(0, index, j).movedim(0, dim) for j in joined]
+        packed = [
+            j.new_zeros(rows.shape[0], *j.shape[1:]).index_copy(0, index, j).movedim(0, dim)
+            for j in joined
+        ]
     else:
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        back = torch.empty_like(order).scatter_(
+            0, order, torch.arange(len(order), device=order.device)
+        )
         packed = [j[back] for j in joined]
     return packed[0] if single else tuple(packed)

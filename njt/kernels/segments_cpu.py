@@ -16,7 +16,9 @@ PIECE = 64
 
 def _bags(rows: Tensor, index: Tensor, starts: Tensor, mean: bool = False) -> Tensor:
     """(len(starts) - 1, Q): sums of rows[index[starts[i]:starts[i + 1]]], fp32 inside for half types."""
-    return torch.ops.aten._embedding_bag_forward_only(rows, index, starts, False, int(mean), False, None, True)[0]
+    return torch.ops.aten._embedding_bag_forward_only(
+        rows, index, starts, False, int(mean), False, None, True
+    )[0]
 
 
 def _pieces(starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,7 +32,9 @@ def _pieces(starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     return bounds, torch.cat([ends.new_zeros(1), ends])
 
 
-def segment_sum(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int, mean: bool = False) -> Tensor:
+def segment_sum(
+    values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int, mean: bool = False
+) -> Tensor:
     """(B, *pre, *post): sum or mean of real floating values; half types add up in fp32 and round once."""
     pre, post = values.shape[:dim], values.shape[dim + 1 :]
     P, T, Q, B = pre.numel(), values.shape[dim], post.numel(), offsets.shape[0] - 1
@@ -46,7 +50,12 @@ def segment_sum(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: in
         if P > 1:
             index = (torch.arange(P)[:, None] * T + index).flatten()
     if P > 1:
-        bounds = torch.cat([(torch.arange(P)[:, None] * count + bounds[:-1]).flatten(), bounds.new_tensor([P * count])])
+        bounds = torch.cat(
+            [
+                (torch.arange(P)[:, None] * count + bounds[:-1]).flatten(),
+                bounds.new_tensor([P * count]),
+            ]
+        )
         sizes = sizes.repeat(P)
     exact = values.dtype == torch.float64 or values.dtype.itemsize < 4 or int(sizes.max()) <= PIECE
     if exact:

@@ -71,5 +71,9 @@ def row_index(offsets: Tensor, lengths: Tensor | None, count: int | None = None)
     if count is None:
         count = int(sizes.sum())
     ends = sizes.cumsum(0)
-    shift = offsets[:-1].long() - (ends - sizes)  # how far each segment lies from its place without gaps
-    return torch.arange(count, device=offsets.device) + torch.repeat_interleave(shift, sizes, output_size=count)
+    shift = offsets[:-1].long() - (
+        ends - sizes
+    )  # how far each segment lies from its place without gaps
+    return torch.arange(count, device=offsets.device) + torch.repeat_interleave(
+        shift, sizes, output_size=count
+    )

@@ -12,7 +12,17 @@ from torch import Tensor
 from njt.kernels import segments_cpu, segments_torch
 from njt.kernels.segments_index import known_gapless, positions, segment_ids, segment_lengths
 
-__all__ = ["broadcast", "mask_gaps", "recurrence", "reduce", "row_mask", "scan", "shift", "softmax", "sort_indices"]
+__all__ = [
+    "broadcast",
+    "mask_gaps",
+    "recurrence",
+    "reduce",
+    "row_mask",
+    "scan",
+    "shift",
+    "softmax",
+    "sort_indices",
+]
 
 _njt = torch.library.Library("njt", "FRAGMENT")
 _AT = "Tensor offsets, Tensor? lengths, Tensor? ids, int dim, SymInt? max_seqlen"
@@ -28,29 +38,83 @@ INDEX_SCANS = ("cummax", "cummin")  # scans whose result is the index of a row i
 
 
 # ---- callers' doors -------------------------------------------------------------------------------------------------
-def reduce(x: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, max_seqlen: Any, name: str) -> Tensor:
+def reduce(
+    x: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    max_seqlen: Any,
+    name: str,
+) -> Tensor:
     """(B, *pre, *post): `name` is sum, mean, amax, amin, prod or logsumexp."""
     return torch.ops.njt.segment_reduce(x, offsets, lengths, ids, dim, max_seqlen, name)
 
 
-def broadcast(per_segment: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, max_seqlen: Any, total: Any) -> Tensor:
+def broadcast(
+    per_segment: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    max_seqlen: Any,
+    total: Any,
+) -> Tensor:
     """(*pre, total, *post): each segment's entry at each of its rows, and 0 in gaps."""
-    return torch.ops.njt.segment_broadcast(per_segment, offsets, lengths, ids, dim, max_seqlen, total)
+    return torch.ops.njt.segment_broadcast(
+        per_segment, offsets, lengths, ids, dim, max_seqlen, total
+    )
 
 
-def softmax(x: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, max_seqlen: Any, log: bool) -> Tensor:
+def softmax(
+    x: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    max_seqlen: Any,
+    log: bool,
+) -> Tensor:
     return torch.ops.njt.segment_softmax(x, offsets, lengths, ids, dim, max_seqlen, log)
 
 
-def scan(x: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, max_seqlen: Any, name: str, reverse: bool = False) -> Tensor:
+def scan(
+    x: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    max_seqlen: Any,
+    name: str,
+    reverse: bool = False,
+) -> Tensor:
     return torch.ops.njt.segment_scan(x, offsets, lengths, ids, dim, max_seqlen, name, reverse)
 
 
-def recurrence(x: Tensor, decay: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, max_seqlen: Any, reverse: bool = False) -> Tensor:
-    return torch.ops.njt.segment_recurrence(x, decay, offsets, lengths, ids, dim, max_seqlen, reverse)
+def recurrence(
+    x: Tensor,
+    decay: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    max_seqlen: Any,
+    reverse: bool = False,
+) -> Tensor:
+    return torch.ops.njt.segment_recurrence(
+        x, decay, offsets, lengths, ids, dim, max_seqlen, reverse
+    )
 
 
-def sort_indices(x: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, max_seqlen: Any, descending: bool) -> Tensor:
+def sort_indices(
+    x: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    max_seqlen: Any,
+    descending: bool,
+) -> Tensor:
     return torch.ops.njt.segment_sort(x, offsets, lengths, ids, dim, max_seqlen, descending)
 
 
@@ -69,7 +133,14 @@ def row_mask(x: Tensor, offsets: Tensor, ids: Tensor, dim: int) -> Tensor:
     return _along(ids < offsets.shape[0] - 1, dim, x.dim())
 
 
-def mask_gaps(x: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, fill: float = 0) -> Tensor:
+def mask_gaps(
+    x: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    fill: float = 0,
+) -> Tensor:
     """`x` with `fill` in gaps, so that no formula meets what lies there; `x` itself where there is no gap."""
     total = x.shape[dim]
     if known_gapless(offsets, lengths, total):
@@ -77,14 +148,18 @@ def mask_gaps(x: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | 
     return torch.where(row_mask(x, offsets, _ids(ids, offsets, lengths, total), dim), x, fill)
 
 
-def shift(x: Tensor, offsets: Tensor, ids: Tensor, dim: int, fill: float, reverse: bool = False) -> Tensor:
+def shift(
+    x: Tensor, offsets: Tensor, ids: Tensor, dim: int, fill: float, reverse: bool = False
+) -> Tensor:
     """Each row's predecessor in its segment (successor with `reverse`), and `fill` where there is none."""
     total = x.shape[dim]
     if total == 0:
         return x
     edge = ids.narrow(0, 0, 1) * 0 - 1
     neighbours = torch.cat([ids[1:], edge]) if reverse else torch.cat([edge, ids[:-1]])
-    return torch.where(_along(ids == neighbours, dim, x.dim()), x.roll(-1 if reverse else 1, dim), fill)
+    return torch.where(
+        _along(ids == neighbours, dim, x.dim()), x.roll(-1 if reverse else 1, dim), fill
+    )
 
 
 # ---- implementations ------------------------------------------------------------------------------------------------
@@ -101,7 +176,9 @@ def _reduce_cuda(values, offsets, lengths, ids, dim, max_seqlen, name):
 def _broadcast(per_segment, offsets, lengths, ids, dim, max_seqlen, total):
     B = offsets.shape[0] - 1
     if B == 0:
-        return per_segment.new_zeros(*per_segment.shape[1 : dim + 1], total, *per_segment.shape[dim + 1 :])
+        return per_segment.new_zeros(
+            *per_segment.shape[1 : dim + 1], total, *per_segment.shape[dim + 1 :]
+        )
     found = _ids(ids, offsets, lengths, total)
     if known_gapless(offsets, lengths, total):
         return per_segment.movedim(0, dim).index_select(dim, found)
@@ -116,7 +193,9 @@ def _softmax(values, offsets, lengths, ids, dim, max_seqlen, log):
 
 def _softmax_backward(grad, output, offsets, lengths, ids, dim, max_seqlen, log):
     reduce_ = _reduce_cpu if grad.device.type == "cpu" else _reduce_cuda
-    return segments_torch.softmax_backward(grad, output, offsets, lengths, ids, dim, log, reduce_, _broadcast)
+    return segments_torch.softmax_backward(
+        grad, output, offsets, lengths, ids, dim, log, reduce_, _broadcast
+    )
 
 
 def _scan(values, offsets, lengths, ids, dim, max_seqlen, name, reverse):
@@ -156,7 +235,9 @@ def _(values, offsets, lengths, ids, dim, max_seqlen, name):
 
 @torch.library.register_fake("njt::segment_broadcast", lib=_njt)
 def _(per_segment, offsets, lengths, ids, dim, max_seqlen, total):
-    return per_segment.new_empty(*per_segment.shape[1 : dim + 1], total, *per_segment.shape[dim + 1 :])
+    return per_segment.new_empty(
+        *per_segment.shape[1 : dim + 1], total, *per_segment.shape[dim + 1 :]
+    )
 
 
 @torch.library.register_fake("njt::segment_softmax", lib=_njt)
@@ -171,7 +252,9 @@ def _(grad, output, offsets, lengths, ids, dim, max_seqlen, log):
 
 @torch.library.register_fake("njt::segment_scan", lib=_njt)
 def _(values, offsets, lengths, ids, dim, max_seqlen, name, reverse):
-    return values.new_empty(values.shape, dtype=torch.int64 if name in INDEX_SCANS else values.dtype)
+    return values.new_empty(
+        values.shape, dtype=torch.int64 if name in INDEX_SCANS else values.dtype
+    )
 
 
 @torch.library.register_fake("njt::segment_recurrence", lib=_njt)
@@ -199,7 +282,15 @@ def _place(ctx):
 def _reduce_setup(ctx, inputs, output):
     values, offsets, lengths, ids, dim, max_seqlen, name = inputs
     ctx.name, ctx.total = name, values.shape[dim]
-    _save_place(ctx, offsets, lengths, ids, dim, max_seqlen, *(() if name in ("sum", "mean") else (values, output)))
+    _save_place(
+        ctx,
+        offsets,
+        lengths,
+        ids,
+        dim,
+        max_seqlen,
+        *(() if name in ("sum", "mean") else (values, output)),
+    )
 
 
 def _reduce_backward(ctx, grad):
@@ -226,7 +317,7 @@ def _reduce_backward(ctx, grad):
         return broadcast(grad, *place, total) * weight, *[None] * 6
     before = shift(scan(values, *place, "cumprod"), offsets, ids, dim, 1)
     after = shift(scan(values, *place, "cumprod", True), offsets, ids, dim, 1, True)
-    return broadcast(grad, *place, total) * before * after, *[None] * 6
+    return broadcast(grad, *place, total) * (before * after).conj(), *[None] * 6
 
 
 def _broadcast_setup(ctx, inputs, output):
@@ -280,7 +371,15 @@ def _softmax_backward_grad(ctx, cotangent):
 
 def _scan_setup(ctx, inputs, output):
     values, offsets, lengths, ids, dim, max_seqlen, ctx.name, ctx.reverse = inputs
-    _save_place(ctx, offsets, lengths, ids, dim, max_seqlen, *(() if ctx.name == "cumsum" else (values, output)))
+    _save_place(
+        ctx,
+        offsets,
+        lengths,
+        ids,
+        dim,
+        max_seqlen,
+        *(() if ctx.name == "cumsum" else (values, output)),
+    )
     if ctx.name in INDEX_SCANS:
         ctx.mark_non_differentiable(output)
 
@@ -296,14 +395,23 @@ def _scan_backward(ctx, grad):
     values, output = saved
     ids = _ids(ids, offsets, lengths, values.shape[dim])
     place = (offsets, lengths, ids, dim, max_seqlen)
-    values, output, grad = (mask_gaps(t, offsets, lengths, ids, dim) for t in (values, output, grad))
-    if ctx.name == "cumprod":  # d out[i] / d x[k] = (product before k) * (product of k + 1 .. i): no division
-        before = shift(output, offsets, ids, dim, 1, ctx.reverse)
-        after = shift(values, offsets, ids, dim, 0, back)
-        return mask_gaps(before * recurrence(grad, after, *place, back), offsets, lengths, ids, dim), *none
+    values, output, grad = (
+        mask_gaps(t, offsets, lengths, ids, dim) for t in (values, output, grad)
+    )
+    if (
+        ctx.name == "cumprod"
+    ):  # d out[i] / d x[k] = (product before k) * (product of k + 1 .. i): no division
+        before = shift(output, offsets, ids, dim, 1, ctx.reverse).conj()
+        after = shift(values, offsets, ids, dim, 0, back).conj()
+        return mask_gaps(
+            before * recurrence(grad, after, *place, back), offsets, lengths, ids, dim
+        ), *none
     lowest = torch.finfo(grad.dtype).min
     total = torch.zeros_like(grad)
-    for sign in (1, -1):  # exp(x) * sum over later rows of g * exp(-out), in logarithms, each sign apart
+    for sign in (
+        1,
+        -1,
+    ):  # exp(x) * sum over later rows of g * exp(-out), in logarithms, each sign apart
         chosen = sign * grad > 0
         log_grad = torch.where(chosen, torch.where(chosen, sign * grad, 1).log(), lowest)
         later = scan(torch.where(chosen, log_grad - output, lowest), *place, "logcumsumexp", back)
@@ -321,8 +429,8 @@ def _recurrence_backward(ctx, grad):
     offsets, lengths, ids, dim, max_seqlen = place
     ids = _ids(ids, offsets, lengths, grad.shape[dim])
     place, back = (offsets, lengths, ids, dim, max_seqlen), not ctx.reverse
-    to_values = recurrence(grad, shift(decay, offsets, ids, dim, 0, back), *place, back)
-    to_decay = to_values * shift(output, offsets, ids, dim, 0, ctx.reverse)
+    to_values = recurrence(grad, shift(decay, offsets, ids, dim, 0, back).conj(), *place, back)
+    to_decay = to_values * shift(output, offsets, ids, dim, 0, ctx.reverse).conj()
     return to_values, to_decay, *[None] * 6
 
 

@@ -12,7 +12,18 @@ from njt.kernels import segments_ops as ops
 from njt.kernels.segments_index import known_gapless, positions, segment_lengths
 from njt.kernels.segments_place import Place, at_index, place_of, take_rows
 
-__all__ = ["argsort", "flip", "kthvalue", "median", "mode", "nanmedian", "quantile", "roll", "sort", "topk"]
+__all__ = [
+    "argsort",
+    "flip",
+    "kthvalue",
+    "median",
+    "mode",
+    "nanmedian",
+    "quantile",
+    "roll",
+    "sort",
+    "topk",
+]
 
 
 def _sorted(values: Tensor, place: Place, descending: bool = False) -> tuple[Tensor, Tensor]:
@@ -113,7 +124,8 @@ def mode(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim:
     spot = place.along(positions(offsets, place.ids), values).expand_as(values)
     previous = ops.shift(ordered, offsets, place.ids, place.dim, 0)
     begins = (spot == 0) | (ordered != previous)
-    run = spot - take_rows(spot, place.scan(torch.where(begins, spot, 0), "cummax"), place)
+    marks = torch.where(begins, spot, 0)
+    run = spot - take_rows(marks, place.scan(marks, "cummax"), place)
     longest = place.broadcast(place.reduce(run, "amax"), run)
     far = torch.iinfo(torch.int64).max
     rank = place.reduce(torch.where(run == longest, spot, far), "amin")
@@ -129,7 +141,7 @@ def quantile(values: Tensor, offsets: Tensor, q: float, *, lengths: Tensor | Non
     ordered, _ = _sorted(values, place)
     sizes = segment_lengths(offsets, lengths).view(-1, *[1] * (values.dim() - 1))
     shape = (sizes.shape[0], *values.shape[: place.dim], *values.shape[place.dim + 1 :])
-    rank = ((sizes - 1).clamp(min=0) * q).to(torch.float64).expand(shape)
+    rank = ((sizes - 1).clamp(min=0).double() * q).expand(shape)
     low, high = rank.floor().long(), rank.ceil().long()
     below, above = at_index(ordered, low, place, math.nan), at_index(ordered, high, place, math.nan)
     out = torch.lerp(below, above, (rank - low).to(values.dtype))
@@ -152,7 +164,11 @@ def _spots(values: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
     sizes = segment_lengths(place.offsets, place.lengths).long()[mine]
     starts = place.offsets.long()[mine]
     zero = torch.zeros_like(starts)
-    return torch.where(inside, starts, zero), torch.where(inside, sizes, zero + 1), positions(place.offsets, place.ids)
+    return (
+        torch.where(inside, starts, zero),
+        torch.where(inside, sizes, zero + 1),
+        positions(place.offsets, place.ids),
+    )
 
 
 def flip(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,

@@ -52,7 +52,12 @@ class Place:
 
 
 def place_of(
-    values: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, max_seqlen: int | None
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    max_seqlen: int | None,
 ) -> Place:
     if not -values.dim() <= dim < values.dim():
         raise IndexError(f"got dim {dim} for values of {values.dim()} dims; expected one of them.")
@@ -82,7 +87,9 @@ def at_index(values: Tensor, index: Tensor, place: Place, empty: float) -> Tenso
     """(B, *pre, *post): values at `index` (an index in the segment for each entry), `empty` in empty segments."""
     total = values.shape[place.dim]
     if total == 0:
-        return values.new_full(index.shape, empty)
+        out = values.new_full(index.shape, empty)
+        # no row to take: an empty sum still ties the result to its input
+        return out + values.sum(place.dim) if values.requires_grad else out
     column = [-1, *[1] * (index.dim() - 1)]
     sizes = segment_lengths(place.offsets, place.lengths).view(column)
     rows = (index.clamp(min=0) + place.offsets[:-1].view(column)).clamp(max=total - 1)

@@ -12,7 +12,17 @@ from torch import Tensor
 from njt.kernels.segments_bucketed import bucketed
 from njt.kernels.segments_index import known_gapless, positions, segment_ids, segment_lengths
 
-__all__ = ["lowest", "recurrence", "reduce", "scan", "scan_bucketed", "softmax", "softmax_backward", "sort", "sort_bucketed"]
+__all__ = [
+    "lowest",
+    "recurrence",
+    "reduce",
+    "scan",
+    "scan_bucketed",
+    "softmax",
+    "softmax_backward",
+    "sort",
+    "sort_bucketed",
+]
 
 
 def lowest(dtype: torch.dtype) -> float | int | bool:
@@ -42,13 +52,23 @@ def _along(per_row: Tensor, ndim: int) -> Tensor:
     return per_row.view(-1, *[1] * (ndim - 1))
 
 
-def reduce(values: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, name: str, own: Callable) -> Tensor:
+def reduce(
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    name: str,
+    own: Callable,
+) -> Tensor:
     """(B, *pre, *post). `own` is the device's reduction, for those that are made of others."""
     B, T = offsets.shape[0] - 1, values.shape[dim]
     dtype = values.dtype
     if name == "mean":
         sizes = segment_lengths(offsets, lengths).view(-1, *[1] * (values.dim() - 1))
-        return (own(values.to(wide(dtype)), offsets, lengths, ids, dim, None, "sum") / sizes).to(dtype)
+        return (own(values.to(wide(dtype)), offsets, lengths, ids, dim, None, "sum") / sizes).to(
+            dtype
+        )
     ids = _ids(ids, offsets, lengths, T)
     if name == "logsumexp":
         x = values.to(wide(dtype))
@@ -65,11 +85,15 @@ def reduce(values: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor 
     if dtype == torch.bool:
         return reduce(values.to(torch.uint8), offsets, lengths, ids, dim, name, own).to(torch.bool)
     if dtype.is_complex:  # only prod comes here; no scatter for complex
-        block = bucketed(lambda x, _: x.prod(1), values, offsets, lengths=lengths, dim=dim, padding=1)
+        block = bucketed(
+            lambda x, _: x.prod(1), values, offsets, lengths=lengths, dim=dim, padding=1
+        )
         assert isinstance(block, Tensor)
         return block
     start = {"amax": lowest, "amin": highest, "prod": lambda _: 1}[name](dtype)
-    out = rows.new_full((B + 1, *rows.shape[1:]), start, dtype=wide(dtype) if name == "prod" else dtype)
+    out = rows.new_full(
+        (B + 1, *rows.shape[1:]), start, dtype=wide(dtype) if name == "prod" else dtype
+    )
     index = _along(ids, rows.dim()).expand_as(rows)
     return out.scatter_reduce_(0, index, rows.to(out.dtype), name)[:B].to(dtype)
 
@@ -81,11 +105,22 @@ def _take(per_segment: Tensor, ids: Tensor) -> Tensor:
     return per_segment.index_select(0, ids.clamp(max=per_segment.shape[0] - 1))
 
 
-def softmax(values: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, log: bool, own: Callable, spread: Callable) -> Tensor:
+def softmax(
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    log: bool,
+    own: Callable,
+    spread: Callable,
+) -> Tensor:
     T = values.shape[dim]
     ids = _ids(ids, offsets, lengths, T)
     x = values.to(wide(values.dtype))
-    x = x - spread(own(x, offsets, lengths, ids, dim, None, "amax"), offsets, lengths, ids, dim, None, T)
+    x = x - spread(
+        own(x, offsets, lengths, ids, dim, None, "amax"), offsets, lengths, ids, dim, None, T
+    )
     exps = x.exp()
     total = own(exps, offsets, lengths, ids, dim, None, "sum")
     if log:
@@ -101,12 +136,24 @@ def _zero_gaps(x: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor, 
     return torch.where(_along(ids < offsets.shape[0] - 1, x.dim() - dim), x, 0)
 
 
-def softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, log: bool, own: Callable, spread: Callable) -> Tensor:
+def softmax_backward(
+    grad: Tensor,
+    output: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    log: bool,
+    own: Callable,
+    spread: Callable,
+) -> Tensor:
     T = grad.shape[dim]
     ids = _ids(ids, offsets, lengths, T)
     g, y = grad.to(wide(grad.dtype)), output.to(wide(output.dtype))
     inner = g if log else g * y
-    total = spread(own(inner, offsets, lengths, ids, dim, None, "sum"), offsets, lengths, ids, dim, None, T)
+    total = spread(
+        own(inner, offsets, lengths, ids, dim, None, "sum"), offsets, lengths, ids, dim, None, T
+    )
     out = g - y.exp() * total if log else y * (g - total)
     return _zero_gaps(out, offsets, lengths, ids, dim).to(output.dtype)
 
@@ -120,7 +167,9 @@ _BLOCK_SCANS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def scan_bucketed(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int, name: str, reverse: bool) -> Tensor:
+def scan_bucketed(
+    values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int, name: str, reverse: bool
+) -> Tensor:
     """Scans on padded blocks: what follows a segment in its block cannot reach back into it."""
     dense = _BLOCK_SCANS[name]
     x = values.to(wide(values.dtype)) if name in ("cumsum", "cumprod", "logcumsumexp") else values
@@ -132,15 +181,26 @@ def scan_bucketed(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: 
         # reversed inside each segment, and back again: row i of n is row n - 1 - i
         n = mask.sum(1, keepdim=True)
         step = torch.arange(mask.shape[1], device=mask.device)
-        index = torch.where(mask, n - 1 - step, step).view(*mask.shape, *[1] * (block.dim() - 2)).expand_as(block)
-        return dense(block.gather(1, index)).gather(1, index)
+        index = (
+            torch.where(mask, n - 1 - step, step)
+            .view(*mask.shape, *[1] * (block.dim() - 2))
+            .expand_as(block)
+        )
+        done = dense(block.gather(1, index)).gather(1, index)
+        if name not in ("cummax", "cummin"):
+            return done
+        return n.view(-1, *[1] * (done.dim() - 1)) - 1 - done  # an index counts from the front
 
-    out = bucketed(backward if reverse else forward, x, offsets, lengths=lengths, dim=dim, keeps_rows=True)
+    out = bucketed(
+        backward if reverse else forward, x, offsets, lengths=lengths, dim=dim, keeps_rows=True
+    )
     assert isinstance(out, Tensor)
     return out if name in ("cummax", "cummin") else out.to(values.dtype)
 
 
-def _doubling(state: tuple[Tensor, ...], combine: Callable, place: Tensor, longest: int, reverse: bool) -> tuple[Tensor, ...]:
+def _doubling(
+    state: tuple[Tensor, ...], combine: Callable, place: Tensor, longest: int, reverse: bool
+) -> tuple[Tensor, ...]:
     """Inclusive scan over dim 0 by doubled strides: log2(longest) steps, sums as a tree."""
     step = 1
     while step < min(longest, place.shape[0]):
@@ -173,7 +233,9 @@ def _pick_later(prefer: Callable[[Tensor, Tensor], Tensor]) -> Callable:
     def combine(early: tuple[Tensor, ...], late: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         (x, i), (y, j) = early, late
         # a tie goes to the later row and NaN stays, as in the dense operators
-        takes_late = (prefer(y, x) & ~x.isnan()) | y.isnan() if x.is_floating_point() else prefer(y, x)
+        takes_late = (
+            (prefer(y, x) & ~x.isnan()) | y.isnan() if x.is_floating_point() else prefer(y, x)
+        )
         return torch.where(takes_late, y, x), torch.where(takes_late, j, i)
 
     return combine
@@ -188,7 +250,16 @@ _COMBINE: dict[str, Callable] = {
 }
 
 
-def scan(values: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, max_seqlen: Any, name: str, reverse: bool) -> Tensor:
+def scan(
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    max_seqlen: Any,
+    name: str,
+    reverse: bool,
+) -> Tensor:
     T = values.shape[dim]
     ids = _ids(ids, offsets, lengths, T)
     place = _places(offsets, lengths, ids, reverse)
@@ -196,26 +267,44 @@ def scan(values: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | 
     state: tuple[Tensor, ...] = (rows.to(wide(values.dtype)),)
     if name in ("cummax", "cummin"):
         state = (rows, _along(positions(offsets, ids), rows.dim()).expand_as(rows))
-    out = _doubling(state, _COMBINE[name], place, T if max_seqlen is None else max_seqlen, reverse)[-1]
+    out = _doubling(state, _COMBINE[name], place, T if max_seqlen is None else max_seqlen, reverse)[
+        -1
+    ]
     out = _zero_gaps(out, offsets, lengths, ids, 0).movedim(0, dim)
     return out.contiguous() if name in ("cummax", "cummin") else out.to(values.dtype).contiguous()
 
 
-def recurrence(values: Tensor, decay: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, max_seqlen: Any, reverse: bool) -> Tensor:
+def recurrence(
+    values: Tensor,
+    decay: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    max_seqlen: Any,
+    reverse: bool,
+) -> Tensor:
     """y[t] = x[t] + decay[t] * y[t - 1] inside each segment, or with y[t + 1] in reverse."""
     T = values.shape[dim]
     ids = _ids(ids, offsets, lengths, T)
     place = _places(offsets, lengths, ids, reverse)
-    state = (decay.to(wide(values.dtype)).movedim(dim, 0), values.to(wide(values.dtype)).movedim(dim, 0))
+    state = (
+        decay.to(wide(values.dtype)).movedim(dim, 0),
+        values.to(wide(values.dtype)).movedim(dim, 0),
+    )
     out = _doubling(
         state,
         lambda early, late: (early[0] * late[0], late[0] * early[1] + late[1]),
-        place, T if max_seqlen is None else max_seqlen, reverse,
+        place,
+        T if max_seqlen is None else max_seqlen,
+        reverse,
     )[1]
     return _zero_gaps(out, offsets, lengths, ids, 0).movedim(0, dim).to(values.dtype).contiguous()
 
 
-def sort_bucketed(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int, descending: bool) -> Tensor:
+def sort_bucketed(
+    values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int, descending: bool
+) -> Tensor:
     """Indices in the segment, stable. Padding sorts last, and after its equals, because it comes later."""
     dtype = values.dtype
     if descending:
@@ -224,13 +313,25 @@ def sort_bucketed(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: 
         padding = torch.nan if dtype.is_floating_point else highest(dtype)
     out = bucketed(
         lambda block, _: block.sort(dim=1, descending=descending, stable=True).indices,
-        values, offsets, lengths=lengths, dim=dim, padding=padding, keeps_rows=True,
+        values,
+        offsets,
+        lengths=lengths,
+        dim=dim,
+        padding=padding,
+        keeps_rows=True,
     )
     assert isinstance(out, Tensor)
     return out
 
 
-def sort(values: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor | None, dim: int, descending: bool) -> Tensor:
+def sort(
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    descending: bool,
+) -> Tensor:
     """Indices in the segment, by two stable sorts of all rows: by value, then by segment."""
     rows = values.movedim(dim, 0)
     ids = _ids(ids, offsets, lengths, rows.shape[0])
