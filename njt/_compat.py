@@ -12,6 +12,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
+import sympy
 import torch
 import torch._inductor.config as inductor_config
 from torch import Tensor
@@ -147,8 +148,7 @@ def _is_replayed(a: Any, b: Any) -> bool:
     sources = [env.var_to_sources.get(n.expr, ()) for n in (a, b)]
     if not any(of and all(s.is_ephemeral() for s in of) for of in sources):
         return False
-    known = getattr(env, "backed_var_to_val", None) or env.var_to_val  # the name before 2.12
-    values = [known.get(n.expr) for n in (a, b)]
+    values = [_known_values(env).get(n.expr) for n in (a, b)]
     return values[0] is not None and bool(values[0] == values[1])
 
 
@@ -163,13 +163,22 @@ UNKNOWN_DIMS: set[int] = (
 )
 
 
+def _known_values(env: ShapeEnv) -> Any:
+    """What the symbols of a trace were in the batch it was made for."""
+    found = getattr(env, "backed_var_to_val", None)
+    return env.var_to_val if found is None else found  # the older name
+
+
 def tie(outer: Any, inner: Any) -> None:
     """Makes a traced outer size an alias of the inner size it is derived from.
 
     Dynamo tracks sources of inner tensors only; without this, guards on outer sizes are lost.
     """
-    if isinstance(outer, torch.SymInt) and isinstance(inner, torch.SymInt):
-        env, symbol, expr = outer.node.shape_env, outer.node._expr, inner.node.expr
+    if isinstance(outer, torch.SymInt) and inner is not None:
+        env, symbol = outer.node.shape_env, outer.node._expr
+        if not isinstance(inner, torch.SymInt) and symbol in _known_values(env):
+            return  # torch compares the two itself, and keeps a guard
+        expr = inner.node.expr if isinstance(inner, torch.SymInt) else sympy.Integer(inner)
         if symbol.is_Symbol and symbol not in env.replacements and symbol not in expr.free_symbols:
             for field in _UNKNOWN_SIZES:
                 unknown = getattr(env, field, ())
