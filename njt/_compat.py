@@ -17,6 +17,7 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -265,6 +266,11 @@ def _mark_cacheable(name: str) -> None:
     if hasattr(inductor_config, "unsafe_marked_cacheable_functions"):
         known = inductor_config.unsafe_marked_cacheable_functions
         inductor_config.unsafe_marked_cacheable_functions = {**known, name: code_digest()}
+
+
+def compiler_at_work() -> bool:
+    """Whether a compiler is tracing or describing tensors, in any of its stages."""
+    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
 
 
 def mark_dynamic(x: Tensor, dims: set[int]) -> None:

@@ -303,6 +303,7 @@ for _name, _handler in {
     "diagonal": _diagonal,
     "unfold": _unfold,
     "contiguous": _contiguous,
+    "ravel": lambda x: _flatten(x),
 }.items():
     declare_named(_name, one_node(_name, _handler))
 declare_named("squeeze_", one_node("squeeze_", _squeeze_), aten=())
