@@ -33,9 +33,9 @@ def _count_nonzero(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return torch.sum(x != 0, dim, keepdim)
 
 
-reduction("sum", Reduction(torch.sum, segments.sum))
+reduction("sum", Reduction(torch.sum, segments.sum, ids=False))
 reduction("nansum", Reduction(torch.nansum, segments.nansum))
-reduction("mean", Reduction(torch.mean, segments.mean))
+reduction("mean", Reduction(torch.mean, segments.mean, ids=False))
 reduction("nanmean", Reduction(torch.nanmean, segments.nanmean))
 prod = reduction("prod", Reduction(_prod, segments.prod, full=torch.prod))
 reduction("amax", Reduction(torch.amax, segments.amax, nonempty=True))
@@ -145,6 +145,7 @@ def _hash(
     dim: int,
     lengths: Tensor | None,
     max_seqlen: Any,
+    ids: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """The xor of all bits: padding with zeros changes nothing."""

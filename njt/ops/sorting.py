@@ -67,10 +67,12 @@ def _segment_quantile(
     dim: int,
     lengths: Tensor | None,
     max_seqlen: Any,
+    ids: Tensor | None = None,
 ) -> Tensor:
     """The q-quantile of each segment; nan where nothing is left, or where there is a nan that is not skipped."""
-    place: dict[str, Any] = {"lengths": lengths, "dim": dim, "max_seqlen": max_seqlen}
-    ids = place["ids"] = segments.segment_ids(offsets, lengths, values.shape[dim])
+    if ids is None:
+        ids = segments.segment_ids(offsets, lengths, values.shape[dim])
+    place: dict[str, Any] = {"lengths": lengths, "dim": dim, "max_seqlen": max_seqlen, "ids": ids}
     ordered, _ = segments.sort(values, offsets, **place)  # nan comes last
     counted = segments.sum((~values.detach().isnan()).long(), offsets, **place)
     rank = (counted - 1).clamp(min=0).to(values.dtype) * q

@@ -81,6 +81,7 @@ class Reduction:
         full: everything at once, where that differs from `dense` over one dim: f(flat values, **options).
         result: the named tuple of the results, where there are several.
         nonempty: the dense operator refuses to reduce no element at all.
+        ids: whether the kernel wants to be told the component of each row.
     """
 
     dense: Callable[..., Any]
@@ -90,6 +91,7 @@ class Reduction:
     full: Callable[..., Any] | None = None
     result: Callable[[Sequence[Tensor]], Any] | None = None
     nonempty: bool = False
+    ids: bool = True
 
     def __call__(self, x: Any, *args: Any, **options: Any) -> Any:
         options.update(zip((*self.lead, "dim", "keepdim"), args))
@@ -151,7 +153,8 @@ class Reduction:
             check_rows(name_of(self.dense), x)
         features = [f - 1 for f in going if f != x._ragged_dim]
         d = x._ragged_dim - 1
-        out = self._segments(bridge.values(x), d, features, place_of(x), options)
+        place = place_of(x, ids=self.ids and not features)
+        out = self._segments(bridge.values(x), d, features, place, options)
         return each(out, lambda o: _kept(o, sorted(going))) if keepdim else out
 
     def _segments(
@@ -166,6 +169,7 @@ class Reduction:
         if features:  # fold them into the ragged dim: rows of F elements become F rows
             packed, fold = _folded(packed, d, features)
             place = {name: None if p is None else p * fold for name, p in place.items()}
+            place["ids"] = None
             d -= sum(f < d for f in features)
         offsets = place["offsets"]
         rest = {name: p for name, p in place.items() if name != "offsets"}
@@ -219,13 +223,17 @@ class DimMapped:
         return each(out, lambda o: bridge.wrap(o, x._structure, x._ragged_dim, x))
 
 
-def place_of(x: NestedTensor) -> dict[str, Any]:
-    """Where the components of `x` lie, as the keyword arguments of kernels."""
+def place_of(x: NestedTensor, ids: bool = True) -> dict[str, Any]:
+    """Where the components of `x` lie, as the keyword arguments of kernels.
+
+    ids: with the component of each row, which most kernels need and the structure keeps; graphs make their own.
+    """
     structure = x._structure
     return {
         "offsets": structure.offsets,
         "lengths": structure.lengths,
         "max_seqlen": structure.known_max_seqlen,
+        "ids": segment_ids(x) if ids and not structure.is_traced else None,
     }
 
 
