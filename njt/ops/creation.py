@@ -93,8 +93,7 @@ def _new_empty_strided(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str
         return func(x._values, size, stride, **kwargs)
     d = ragged[0]
     inner = [*size[1:d], x._values.shape[x._ragged_dim - 1], *size[d + 1 :]]
-    # a stride of a dim before the ragged one would count rows
-    out = x._values.new_empty(inner, **kwargs) if d > 1 else func(x._values, inner, stride[1:], **kwargs)
+    out = func(x._values, inner, list(stride[1:]), **kwargs)
     return NestedTensor(out, x._structure.to(out.device), d)
 
 

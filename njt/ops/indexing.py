@@ -452,9 +452,11 @@ def _put(
         rows = _pairs(y, first, ragged)
     elif _is_list(first) and isinstance(ragged, slice):
         which = _counted_from_front(_as_numbers(first, structure), structure.batch_size, structure)
-        rows, ids = _rows_of(rows_between(y, ragged), which)
+        rows, ids = _rows_of(y, ragged, which)
     elif isinstance(ragged, slice):
-        rows, ids = _rows_of(rows_between(y, ragged), None)
+        rows, ids = _rows_of(y, ragged, None)
+        # a list of features then meets every row
+        rows = rows.view(-1, *[1] * max((o.dim() for o in others if o is not None), default=0))
     else:
         ragged = ragged.to(rows_first.device) if isinstance(ragged, Tensor) else ragged
         rows = row_of_each(y, ragged)
@@ -462,7 +464,7 @@ def _put(
             rows = rows[_as_numbers(first, structure)]
         if any(o is not None for o in others):
             rows = rows.unsqueeze(-1)
-    if ids is not None:
+    if ids is not None and _is_list(first):
         others = [o if o is None or o.numel() == 1 else o[ids] for o in others]
     packed_value = _in_line(y, value, rows, ids, rows_first)
     spot = [rows, *others]
@@ -472,12 +474,18 @@ def _put(
     return write(rows_first, spot, packed_value, accumulate)
 
 
-def _rows_of(y: NestedTensor, which: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The rows of the components `which` (all), and which of them each row belongs to."""
-    structure = y._structure
-    if which is None:
-        which = torch.arange(structure.batch_size, device=structure.offsets.device)
-    rows, found = _gathered(structure, which)
+def _rows_of(y: NestedTensor, cut: slice, which: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rows `cut` of the components `which` (all), and which of them each row belongs to."""
+    structure = rows_between(y, slice(cut.start, cut.stop))._structure
+    if which is None and cut.step not in (None, 1):
+        rows, found = every(structure, cut.step)
+    else:
+        if which is None:
+            which = torch.arange(structure.batch_size, device=structure.offsets.device)
+        rows, found = _gathered(structure, which)
+        if cut.step not in (None, 1):
+            index, found = every(found, cut.step)
+            rows = rows[index]
     return rows, torch.repeat_interleave(found.seqlens, output_size=rows.shape[0])
 
 

@@ -13,6 +13,7 @@ from njt import bridge, dims, errors
 from njt.kernels import segments
 from njt.registry import declare_named
 from njt.rules.reduction import one_node
+from njt.rules.restructured import inner_dim
 from njt.tensor import NestedTensor
 
 
@@ -154,21 +155,28 @@ declare_named("masked_scatter", _masked_scatter(in_place=False))
 declare_named("masked_scatter_", _masked_scatter(in_place=True))
 
 
-def _put_slice(name: str) -> Callable[..., Any]:
-    """select_scatter and slice_scatter: a copy with one view of it overwritten."""
-    view = {"select_scatter": torch.select, "slice_scatter": _slice, "diagonal_scatter": torch.diagonal}[name]
+def _into_features(dense: Callable[..., Any], dims_at: tuple[int, ...]) -> Callable[..., Any]:
+    """A copy with some features overwritten; dims are named at `dims_at` of the arguments after src."""
 
     def scatter(x: Any, src: Tensor, *args: Any, **named: Any) -> Tensor:
-        out = x.clone()
-        view(out, *args, **named).copy_(src)
-        return out
+        op, inner = dense.__name__, list(args)
+        for at in dims_at:
+            if at < len(inner):
+                inner[at] = inner_dim(op, x, inner[at])
+        for key in ("dim", "dim1", "dim2"):
+            if key in named:
+                named[key] = inner_dim(op, x, named[key])
+        if isinstance(src, NestedTensor):
+            src = bridge.values(src if src._structure is x._structure else bridge.align(src, x, op))
+        out = dense(bridge.values(x), src, *inner, **named)
+        return bridge.wrap(out, x._structure, x._ragged_dim, x)
 
-    return one_node(name, scatter)
+    return one_node(dense.__name__, scatter)
 
 
-def _slice(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
-    return x[(*[slice(None)] * dims.canonical(dim, x.dim()), slice(start, end, step))]
-
-
-for _name in ("select_scatter", "slice_scatter", "diagonal_scatter"):
-    declare_named(_name, _put_slice(_name))
+for _dense, _dims_at in (
+    (torch.select_scatter, (0,)),
+    (torch.slice_scatter, (0,)),
+    (torch.diagonal_scatter, (1, 2)),
+):
+    declare_named(_dense.__name__, _into_features(_dense, _dims_at))
