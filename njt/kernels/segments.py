@@ -1,18 +1,21 @@
 """Operators over the ragged dim of packed rows: the functions that rules name.
 
 values (*pre, total, *post) with the ragged dim at `dim`; offsets (B + 1,) int32 or int64; segment b is rows
-[offsets[b], offsets[b + 1]) or, with `lengths`, [offsets[b], offsets[b] + lengths[b]). A result has one entry a segment,
-(B, *pre, *post), or one a row, like values. Rows in gaps are never read and are 0 in results.
+[offsets[b], offsets[b + 1]) or, with `lengths`, [offsets[b], offsets[b] + lengths[b]). A result has one entry a
+segment, (B, *pre, *post), or one a row, like values. Rows in gaps are never read and are 0 in results.
 
-Every function takes `(values, offsets, <its own arguments>, *, lengths, dim, max_seqlen, ids)`: `max_seqlen` is a bound on
-the rows of a segment where the host knows one, `ids` the result of `segment_ids` where the caller keeps it. All of
-them have the gradients that the dense operator has, can be differentiated twice and traced with any sizes.
+Every function takes `(values, offsets, <its own arguments>, **where)`, see `Where`. All have the gradients of the dense
+operator, can be differentiated twice, and trace with any sizes.
 Knows neither Structure nor NestedTensor. Importing it registers the operators `torch.ops.njt.segment_*`.
 """
+
+from collections.abc import Callable
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from njt.kernels import segments_autograd  # noqa: F401 registers the gradients
 from njt.kernels import segments_ops as ops
 from njt.kernels.segments_bucketed import bucketed
 from njt.kernels.segments_index import positions, row_index, segment_ids, segment_lengths
@@ -28,7 +31,7 @@ from njt.kernels.segments_order import (
     sort,
     topk,
 )
-from njt.kernels.segments_place import Place, at_index, place_of, take_rows
+from njt.kernels.segments_place import Place, Where, at_index, place_of, take_rows
 from njt.kernels.segments_torch import highest, lowest, wide
 
 __all__ = [
@@ -52,76 +55,74 @@ def _summable(values: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 # ---- sums -----------------------------------------------------------------------------------------------------------
-def sum(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
-        ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def sum(
+    values: Tensor, offsets: Tensor, *, dtype: torch.dtype | None = None, **where: Unpack[Where]
+) -> Tensor:
     """Sum of each segment; 0 for an empty one. Half types add up in fp32 and round once.
 
     >>> sum(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2, 3]))
     tensor([3., 0., 4.])
     """
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen)
+    place = place_of(values, offsets, **where)
     return place.reduce(_summable(values, dtype), "sum")
 
 
-def mean(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
-         ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def mean(
+    values: Tensor, offsets: Tensor, *, dtype: torch.dtype | None = None, **where: Unpack[Where]
+) -> Tensor:
     """Mean of each segment; nan for an empty one."""
     values = _converted(values, dtype)
     if not (values.is_floating_point() or values.is_complex()):
         raise RuntimeError(
             f"mean(): got values of {values.dtype}; expected a floating or complex dtype. Pass dtype=."
         )
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(values, "mean")
+    return place_of(values, offsets, **where).reduce(values, "mean")
 
 
-def nansum(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-           max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def nansum(
+    values: Tensor, offsets: Tensor, *, dtype: torch.dtype | None = None, **where: Unpack[Where]
+) -> Tensor:
     """Sum of each segment with nan counted as 0."""
     values = _summable(values, dtype)
     kept = torch.where(values.isnan(), 0, values)
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(kept, "sum")
+    return place_of(values, offsets, **where).reduce(kept, "sum")
 
 
-def nanmean(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-            max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def nanmean(
+    values: Tensor, offsets: Tensor, *, dtype: torch.dtype | None = None, **where: Unpack[Where]
+) -> Tensor:
     """Mean of what is not nan in each segment; nan where there is nothing."""
     values = _converted(values, dtype)
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen)
+    place = place_of(values, offsets, **where)
     missing = values.isnan()
     total = place.reduce(torch.where(missing, 0, values).to(wide(values.dtype)), "sum")
     return (total / place.reduce((~missing).to(torch.float32), "sum")).to(values.dtype)
 
 
-def count_nonzero(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-                  max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def count_nonzero(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """int64: entries that are not 0 in each segment."""
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(
-        (values != 0).to(torch.int64), "sum"
-    )
+    return place_of(values, offsets, **where).reduce((values != 0).to(torch.int64), "sum")
 
 
-def prod(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
-         ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def prod(
+    values: Tensor, offsets: Tensor, *, dtype: torch.dtype | None = None, **where: Unpack[Where]
+) -> Tensor:
     """Product of each segment; 1 for an empty one. Its gradient divides by nothing, so zeros are fine."""
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(
-        _summable(values, dtype), "prod"
-    )
+    return place_of(values, offsets, **where).reduce(_summable(values, dtype), "prod")
 
 
 # ---- extremes -------------------------------------------------------------------------------------------------------
-def amax(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
-         ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def amax(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """Greatest entry of each segment, nan if there is one; the lowest value of the dtype for an empty segment.
 
     Ties share the gradient evenly.
     """
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(values, "amax")
+    return place_of(values, offsets, **where).reduce(values, "amax")
 
 
-def amin(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
-         ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def amin(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """Least entry of each segment, nan if there is one; the highest value of the dtype for an empty segment."""
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(values, "amin")
+    return place_of(values, offsets, **where).reduce(values, "amin")
 
 
 def _first_extreme(values: Tensor, place: Place, name: str) -> Tensor:
@@ -133,80 +134,71 @@ def _first_extreme(values: Tensor, place: Place, name: str) -> Tensor:
     found = values == place.broadcast(place.reduce(values, name), values)
     if values.is_floating_point():
         found = found | values.isnan()
-    index = place.along(positions(place.offsets, place.ids), values)
+    index = place.along(positions(place.offsets, place.known_ids), values)
     far = torch.iinfo(torch.int64).max
     first = place.reduce(torch.where(found, index, far), "amin")
     return torch.where(first == far, -1, first)
 
 
-def argmax(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-           max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def argmax(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """int64: index in its segment of the first greatest entry (or first nan); -1 for an empty segment.
 
     >>> argmax(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([0, 2, 3]))
     tensor([1, 0])
     """
-    return _first_extreme(values, place_of(values, offsets, lengths, ids, dim, max_seqlen), "amax")
+    return _first_extreme(values, place_of(values, offsets, **where), "amax")
 
 
-def argmin(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-           max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def argmin(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """int64: index in its segment of the first least entry (or first nan); -1 for an empty segment."""
-    return _first_extreme(values, place_of(values, offsets, lengths, ids, dim, max_seqlen), "amin")
+    return _first_extreme(values, place_of(values, offsets, **where), "amin")
 
 
-def max(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
-        ids: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+def max(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> tuple[Tensor, Tensor]:
     """(values, indices) of the greatest entries, as `amax` and `argmax`; the gradient goes to the index."""
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen)
+    place = place_of(values, offsets, **where)
     index = _first_extreme(values, place, "amax")
     return at_index(values, index, place, lowest(values.dtype)), index
 
 
-def min(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
-        ids: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+def min(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> tuple[Tensor, Tensor]:
     """(values, indices) of the least entries, as `amin` and `argmin`; the gradient goes to the index."""
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen)
+    place = place_of(values, offsets, **where)
     index = _first_extreme(values, place, "amin")
     return at_index(values, index, place, highest(values.dtype)), index
 
 
-def any(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
-        ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def any(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """Whether an entry of each segment is not 0: bool, or uint8 for uint8; False for an empty segment."""
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen)
+    place = place_of(values, offsets, **where)
     out = place.reduce((values != 0).to(torch.uint8), "amax")
     return out if values.dtype == torch.uint8 else out.to(torch.bool)
 
 
-def all(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
-        ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def all(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """Whether no entry of each segment is 0: bool, or uint8 for uint8; True for an empty segment."""
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen)
+    place = place_of(values, offsets, **where)
     out = place.reduce((values == 0).to(torch.uint8), "amax") == 0
     return out.to(torch.uint8) if values.dtype == torch.uint8 else out
 
 
 # ---- logsumexp, moments, norms --------------------------------------------------------------------------------------
-def logsumexp(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-              max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def logsumexp(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """log of the sum of exp of each segment; -inf for an empty one."""
     if not values.is_floating_point():
         values = values.to(torch.get_default_dtype())
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).reduce(values, "logsumexp")
+    return place_of(values, offsets, **where).reduce(values, "logsumexp")
 
 
-def var(values: Tensor, offsets: Tensor, correction: float = 1, *, lengths: Tensor | None = None, dim: int = 0,
-        max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def var(values: Tensor, offsets: Tensor, correction: float = 1, **where: Unpack[Where]) -> Tensor:
     """Variance of each segment, in two passes; nan where a segment has no more rows than `correction`."""
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen)
+    place = place_of(values, offsets, **where)
     return _moment(values, correction, place).to(values.dtype)
 
 
-def std(values: Tensor, offsets: Tensor, correction: float = 1, *, lengths: Tensor | None = None, dim: int = 0,
-        max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def std(values: Tensor, offsets: Tensor, correction: float = 1, **where: Unpack[Where]) -> Tensor:
     """Square root of `var`; its gradient is 0 where it is 0."""
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen)
+    place = place_of(values, offsets, **where)
     return _root(_moment(values, correction, place)).to(values.dtype)
 
 
@@ -225,11 +217,17 @@ def _moment(values: Tensor, correction: float, place: Place) -> Tensor:
     return place.reduce(squares, "sum") / rows.view(-1, *[1] * (values.dim() - 1))
 
 
-def vector_norm(values: Tensor, offsets: Tensor, ord: float = 2, *, lengths: Tensor | None = None, dim: int = 0,
-                max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def vector_norm(
+    values: Tensor,
+    offsets: Tensor,
+    ord: float = 2,
+    *,
+    dtype: torch.dtype | None = None,
+    **where: Unpack[Where],
+) -> Tensor:
     """The `ord`-norm of each segment: any number, inf and -inf; 0 for an empty segment (inf if `ord` is negative)."""
     values = _converted(values, dtype)
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen).with_ids(values)
+    place = place_of(values, offsets, **where).with_ids(values)
     x = place.without_gaps(values.to(wide(values.dtype)))
     out_dtype = values.real.dtype if values.is_complex() else values.dtype
     if ord == 0:
@@ -250,97 +248,91 @@ def vector_norm(values: Tensor, offsets: Tensor, ord: float = 2, *, lengths: Ten
     ).to(out_dtype)
 
 
-_BY_NAME = {
+_BY_NAME: dict[str, Callable[..., Any]] = {
     "sum": sum, "mean": mean, "amax": amax, "amin": amin, "prod": prod, "any": any, "all": all, "logsumexp": logsumexp,
     "argmax": argmax, "argmin": argmin, "nansum": nansum, "nanmean": nanmean, "count_nonzero": count_nonzero,
     "var": var, "std": std, "vector_norm": vector_norm, "median": median, "max": max, "min": min,
 }  # fmt: skip
 
 
-def reduce(values: Tensor, offsets: Tensor, name: str, *args: float, lengths: Tensor | None = None, dim: int = 0,
-           max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def reduce(
+    values: Tensor, offsets: Tensor, name: str, *args: float, **where: Unpack[Where]
+) -> Tensor:
     """The reduction called `name`, for callers that keep names in a table; `args` are its own (ord, correction)."""
-    own = {} if dtype is None else {"dtype": dtype}
-    return _BY_NAME[name](
-        values, offsets, *args, lengths=lengths, dim=dim, max_seqlen=max_seqlen, ids=ids, **own
-    )
+    return _BY_NAME[name](values, offsets, *args, **where)
 
 
 # ---- one entry a row ------------------------------------------------------------------------------------------------
-def broadcast(per_segment: Tensor, offsets: Tensor, total: int, *, lengths: Tensor | None = None, dim: int = 0,
-              max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def broadcast(per_segment: Tensor, offsets: Tensor, total: int, **where: Unpack[Where]) -> Tensor:
     """(B, *pre, *post) to (*pre, total, *post): each segment's entry at each of its rows, 0 in gaps.
 
     The reverse of `sum`: each is the other's gradient.
     """
-    dim = dim % per_segment.dim()
-    return ops.broadcast(per_segment, offsets, lengths, ids, dim, max_seqlen, total)
+    return ops.broadcast(per_segment, *place_of(per_segment, offsets, **where).args, total)
 
 
-def softmax(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-            max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def softmax(
+    values: Tensor, offsets: Tensor, *, dtype: torch.dtype | None = None, **where: Unpack[Where]
+) -> Tensor:
     """Softmax inside each segment. Half types compute in fp32 and round once."""
     values = _converted(values, dtype)
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).softmax(values, log=False)
+    return place_of(values, offsets, **where).softmax(values, log=False)
 
 
-def log_softmax(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-                max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def log_softmax(
+    values: Tensor, offsets: Tensor, *, dtype: torch.dtype | None = None, **where: Unpack[Where]
+) -> Tensor:
     """log of softmax inside each segment."""
     values = _converted(values, dtype)
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).softmax(values, log=True)
+    return place_of(values, offsets, **where).softmax(values, log=True)
 
 
-def softmax_backward(grad: Tensor, output: Tensor, offsets: Tensor, *, log: bool = False, lengths: Tensor | None = None,
-                     dim: int = 0, max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def softmax_backward(
+    grad: Tensor, output: Tensor, offsets: Tensor, *, log: bool = False, **where: Unpack[Where]
+) -> Tensor:
     """The gradient that `softmax` (or `log_softmax`, with `log`) passes on, from its output."""
-    dim = dim % output.dim()
-    return torch.ops.njt.segment_softmax_backward(
-        grad, output, offsets, lengths, ids, dim, max_seqlen, log
-    )
+    place = place_of(output, offsets, **where)
+    return torch.ops.njt.segment_softmax_backward(grad, output, *place.args, log)
 
 
-def cumsum(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-           max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def cumsum(
+    values: Tensor, offsets: Tensor, *, dtype: torch.dtype | None = None, **where: Unpack[Where]
+) -> Tensor:
     """Running sum, begun anew in each segment."""
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).scan(
-        _summable(values, dtype), "cumsum"
-    )
+    return place_of(values, offsets, **where).scan(_summable(values, dtype), "cumsum")
 
 
-def cumprod(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-            max_seqlen: int | None = None, ids: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+def cumprod(
+    values: Tensor, offsets: Tensor, *, dtype: torch.dtype | None = None, **where: Unpack[Where]
+) -> Tensor:
     """Running product, begun anew in each segment. Its gradient divides by nothing, so zeros are fine."""
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).scan(
-        _summable(values, dtype), "cumprod"
-    )
+    return place_of(values, offsets, **where).scan(_summable(values, dtype), "cumprod")
 
 
-def logcumsumexp(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-                 max_seqlen: int | None = None, ids: Tensor | None = None) -> Tensor:  # fmt: skip
+def logcumsumexp(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """log of the running sum of exp, begun anew in each segment."""
-    return place_of(values, offsets, lengths, ids, dim, max_seqlen).scan(values, "logcumsumexp")
+    return place_of(values, offsets, **where).scan(values, "logcumsumexp")
 
 
-def cummax(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-           max_seqlen: int | None = None, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+def cummax(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> tuple[Tensor, Tensor]:
     """(values, indices in the segment) of the greatest entry so far; the later one of equals."""
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen).with_ids(values)
+    place = place_of(values, offsets, **where).with_ids(values)
     index = place.scan(values.detach(), "cummax")
     return take_rows(values, index, place), index
 
 
-def cummin(values: Tensor, offsets: Tensor, *, lengths: Tensor | None = None, dim: int = 0,
-           max_seqlen: int | None = None, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+def cummin(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> tuple[Tensor, Tensor]:
     """(values, indices in the segment) of the least entry so far; the later one of equals."""
-    place = place_of(values, offsets, lengths, ids, dim, max_seqlen).with_ids(values)
+    place = place_of(values, offsets, **where).with_ids(values)
     index = place.scan(values.detach(), "cummin")
     return take_rows(values, index, place), index
 
 
-def linear_recurrence(values: Tensor, decay: Tensor, offsets: Tensor, *, reverse: bool = False,
-                      lengths: Tensor | None = None, dim: int = 0, max_seqlen: int | None = None,
-                      ids: Tensor | None = None) -> Tensor:  # fmt: skip
-    """y[t] = values[t] + decay[t] * y[t - 1] inside each segment, or y[t + 1] with `reverse`: discounted returns, GAE."""
-    dim = dim % values.dim()
-    return ops.recurrence(values, decay, offsets, lengths, ids, dim, max_seqlen, reverse)
+def linear_recurrence(
+    values: Tensor, decay: Tensor, offsets: Tensor, *, reverse: bool = False, **where: Unpack[Where]
+) -> Tensor:
+    """y[t] = values[t] + decay[t] * y[t - 1] inside each segment, or y[t + 1] with `reverse`.
+
+    Discounted returns and advantage estimates are of this form.
+    """
+    return ops.recurrence(values, decay, *place_of(values, offsets, **where).args, reverse=reverse)

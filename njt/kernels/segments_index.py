@@ -1,8 +1,8 @@
 """Where segments lie: ids, positions and row indices computed from offsets alone.
 
-Segment b of `total` packed rows is [offsets[b], offsets[b + 1]) or, with `lengths`, [offsets[b], offsets[b] + lengths[b]).
-Segments come in order and do not overlap; rows outside all of them are gaps. Imports torch only. No function reads a
-value back from a device, except where it says so.
+Segment b of `total` packed rows is [offsets[b], offsets[b + 1]) or, with `lengths`,
+[offsets[b], offsets[b] + lengths[b]). Segments come in order and do not overlap; rows outside all of them are gaps.
+Imports torch only. No function reads a value back from a device, except where it says so.
 """
 
 import torch

@@ -1,6 +1,7 @@
 """Place: what a segment operator is told besides its values, kept together for formulas made of several operators."""
 
 from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -8,7 +9,16 @@ from torch import Tensor
 from njt.kernels import segments_ops as ops
 from njt.kernels.segments_index import known_gapless, segment_ids, segment_lengths
 
-__all__ = ["Place", "at_index", "place_of", "take_rows"]
+__all__ = ["Place", "Where", "at_index", "place_of", "take_rows"]
+
+
+class Where(TypedDict, total=False):
+    """What every function takes by keyword besides values and offsets."""
+
+    lengths: Tensor | None  # (B,) where there are gaps
+    dim: int  # of values, where the ragged dim lies; 0 if left out
+    max_seqlen: int | None  # no segment is longer, where the host knows such a number
+    ids: Tensor | None  # of `segment_ids`, where the caller keeps it
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,12 @@ class Place:
     @property
     def args(self) -> tuple[Tensor, Tensor | None, Tensor | None, int, int | None]:
         return self.offsets, self.lengths, self.ids, self.dim, self.max_seqlen
+
+    @property
+    def known_ids(self) -> Tensor:
+        """The ids, after `with_ids`."""
+        assert self.ids is not None
+        return self.ids
 
     def with_ids(self, values: Tensor) -> "Place":
         """The ids computed, so that several operators share them."""
@@ -51,17 +67,17 @@ class Place:
         return per_row.view(*[1] * self.dim, -1, *[1] * (values.dim() - self.dim - 1))
 
 
-def place_of(
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor | None,
-    ids: Tensor | None,
-    dim: int,
-    max_seqlen: int | None,
-) -> Place:
+def place_of(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Place:
+    dim = where.get("dim", 0)
     if not -values.dim() <= dim < values.dim():
         raise IndexError(f"got dim {dim} for values of {values.dim()} dims; expected one of them.")
-    return Place(offsets, lengths, ids, dim % values.dim(), max_seqlen)
+    return Place(
+        offsets,
+        where.get("lengths"),
+        where.get("ids"),
+        dim % values.dim(),
+        where.get("max_seqlen"),
+    )
 
 
 def take_rows(values: Tensor, index: Tensor, place: Place) -> Tensor:
@@ -76,11 +92,11 @@ def take_rows(values: Tensor, index: Tensor, place: Place) -> Tensor:
     last = place.offsets.shape[0] - 2
     if last < 0:
         return torch.zeros_like(values)
-    starts = place.offsets.long()[place.ids.clamp(max=last)]
+    starts = place.offsets.long()[place.known_ids.clamp(max=last)]
     taken = values.gather(place.dim, (index + place.along(starts, values)).clamp(0, total - 1))
     if known_gapless(place.offsets, place.lengths, total):
         return taken
-    return torch.where(ops.row_mask(values, place.offsets, place.ids, place.dim), taken, 0)
+    return torch.where(ops.row_mask(values, place.offsets, place.known_ids, place.dim), taken, 0)
 
 
 def at_index(values: Tensor, index: Tensor, place: Place, empty: float) -> Tensor:

@@ -307,10 +307,8 @@ def sort_bucketed(
 ) -> Tensor:
     """Indices in the segment, stable. Padding sorts last, and after its equals, because it comes later."""
     dtype = values.dtype
-    if descending:
-        padding = lowest(dtype)
-    else:
-        padding = torch.nan if dtype.is_floating_point else highest(dtype)
+    last = torch.nan if dtype.is_floating_point else highest(dtype)
+    padding = lowest(dtype) if descending else last
     out = bucketed(
         lambda block, _: block.sort(dim=1, descending=descending, stable=True).indices,
         values,
