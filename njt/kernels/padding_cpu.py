@@ -108,7 +108,7 @@ def _row_bytes(rows: Tensor) -> int:
 
 def _wide(rows: Tensor) -> Tensor:
     """(n, *) contiguous rows seen as (n, words) of the widest element that divides a row."""
-    flat = rows.view(rows.shape[0], -1)
+    flat = rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
     if flat.shape[1] == 0:
         return flat
     size = flat.shape[1] * flat.element_size()
@@ -151,7 +151,7 @@ class Plan:
         return self._rows[key]
 
     def _make(self, width: int, left: bool) -> tuple[Tensor | None, Tensor]:
-        starts, sizes = (torch.tensor(column, dtype=torch.int64) for column in zip(*self.segments))
+        starts, sizes = torch.tensor(self.segments, dtype=torch.int64).reshape(-1, 2).unbind(1)
         kept = sizes.clamp(max=width)
         before = kept.cumsum(0) - kept
         segment = torch.repeat_interleave(kept)

@@ -1,4 +1,7 @@
-"""What the products that reach a mode whole cost, for `FlopCounterMode`: nothing padded."""
+"""What operators cost that nested tensors keep whole, for torch.utils.flop_counter.FlopCounterMode.
+
+Dense tensors never show these operators to a counter: there they are taken apart before it sees them.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,28 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from njt.tensor import NestedTensor
 
-aten = torch.ops.aten
+
+def _tokens(x: Tensor) -> Any:
+    """Rows that a matrix product runs over."""
+    values = x._values if isinstance(x, NestedTensor) else x
+    return values.numel() // max(values.shape[-1], 1)
 
 
-def _linear(x: Tensor, weight: Tensor, *rest: Any, out_val: Any = None) -> int:
-    packed = x._values if isinstance(x, NestedTensor) else x
-    return 2 * packed.numel() * weight.shape[0]
+def _linear(x: Tensor, weight: Tensor, bias: Any = None, out_val: Any = None) -> Any:
+    return 2 * _tokens(x) * weight.numel()
 
 
 def _linear_backward(
-    x: Tensor, grad: Tensor, weight: Tensor, wanted: list[bool], *rest: Any, out_val: Any = None
-) -> int:
-    return (wanted[0] + wanted[1]) * _linear(x, weight)
+    x: Tensor, grad: Tensor, weight: Tensor, wanted: list[bool], out_val: Any = None
+) -> Any:
+    return 2 * _tokens(x) * weight.numel() * (bool(wanted[0]) + bool(wanted[1]))
 
 
-# a dense linear never gets here: torch takes it apart before a mode sees it
-for _operator, _formula in {aten.linear: _linear, aten.linear_backward: _linear_backward}.items():
+for _operator, _formula in (
+    (torch.ops.aten.linear, _linear),
+    (torch.ops.aten.linear_backward, _linear_backward),
+):
     _decorate: Any = register_flop_formula(_operator, get_raw=True)
     _decorate(_formula)
-# the counter takes apart what it does not find under the overload itself
-flop_registry[aten.linear.default] = flop_registry[aten.linear]
+    # the counter takes apart every overload that is no key, and counts by packet
+    flop_registry[_operator.default] = _formula
