@@ -94,7 +94,12 @@ def _new_empty_strided(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str
     d = ragged[0]
     inner = [*size[1:d], x._values.shape[x._ragged_dim - 1], *size[d + 1 :]]
     out = func(x._values, inner, list(stride[1:]), **kwargs)
-    return NestedTensor(out, x._structure.to(out.device), d)
+    made = NestedTensor(out, x._structure.to(out.device), d)
+    if x._structure.has_gaps:
+        # autograd makes its scratch gradient of a base this way and writes through views of it
+        out.zero_()
+        made._scratch = True
+    return made
 
 
 _write = Pointwise()

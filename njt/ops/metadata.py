@@ -106,7 +106,7 @@ for _overload, _read in LINES.items():
 def _values(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     # as the backward of `_nested_view_from_jagged`, this hands a gradient to the base of a view
     x = args[0]
-    if bridge.running_backward():
+    if bridge.running_backward() and "_scratch" not in x.__dict__:
         return bridge.masked_for_backward(x).detach()
     return x._values.detach()
 
