@@ -278,11 +278,13 @@ def _unfold(x: Any, dimension: int, size: int, step: int) -> Tensor:
     return seen(packed(x).unfold(inner_dim("unfold", x, dimension), size, step), x)
 
 
-def _contiguous(x: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
-    if x.is_contiguous(memory_format=memory_format):
+def _contiguous(x: Any, memory_format: torch.memory_format | None = None) -> Tensor:
+    wanted = torch.contiguous_format if memory_format is None else memory_format
+    if x.is_contiguous(memory_format=wanted):
         return x
-    y = bridge.compact(x)
-    rows = bridge.values(y).contiguous(memory_format=memory_format)
+    # a compiler, which names the format, means the values: the gaps of a gradient stay
+    y = bridge.compact(x) if memory_format is None else x
+    rows = bridge.values(y).contiguous(memory_format=wanted)
     return bridge.wrap(rows, y._structure, y._ragged_dim, x)
 
 
