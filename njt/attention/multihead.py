@@ -84,14 +84,16 @@ def multi_head_attention_forward(
         raise errors.unsupported(
             _OP, "static keys or values", "none", "Pass them as key and value."
         )
+    weights: Any
     if use_separate_proj_weight:
         weights = (q_proj_weight, k_proj_weight, v_proj_weight)
     else:
         assert in_proj_weight is not None
         weights = in_proj_weight.chunk(3)
-    biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+    biases: Any = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
     if not use_separate_proj_weight and query is key and key is value:
         # one product for all three
+        assert in_proj_weight is not None
         packed = F.linear(zeroed(query), in_proj_weight, in_proj_bias)
         projected = [_heads(p, query, num_heads) for p in packed.chunk(3, -1)]
     else:
@@ -99,6 +101,7 @@ def multi_head_attention_forward(
             _heads(F.linear(_tokens(x), w, b), x, num_heads)
             for x, w, b in zip((query, key, value), weights, biases)
         ]
+    q: Any
     q, k, v = projected
     if bias_k is not None or add_zero_attn:
         k, v = _with_more_keys(k, bias_k, add_zero_attn), _with_more_keys(v, bias_v, add_zero_attn)
@@ -151,7 +154,7 @@ def _heads(projected: Tensor, x: Tensor, count: int) -> Tensor:
     return bridge.wrap(split, x._structure, 2, x) if isinstance(x, NestedTensor) else split
 
 
-def _with_more_keys(x: Tensor, bias: Tensor | None, zero: bool) -> Tensor:
+def _with_more_keys(x: Any, bias: Tensor | None, zero: bool) -> Any:
     """Keys (B, H, j, D) with a learned row, (1, 1, H * D), a row of zeros, or both behind each sequence."""
     dense = not isinstance(x, NestedTensor)
     if not dense and bridge.is_traced(x):

@@ -122,9 +122,9 @@ def _one_by_one(dense: Callable[..., Any], name: str, *args: Any, **options: Any
     return per_component(dense, args, options, missing)
 
 
-for _n, _dense in enumerate((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), 1):
+for _n, _transposed in enumerate((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), 1):
     declare_named(
-        f"conv_transpose{_n}d", TokensAsBatch(_dense, f"conv_transpose{_n}d", _n + 3), aten=()
+        f"conv_transpose{_n}d", TokensAsBatch(_transposed, f"conv_transpose{_n}d", _n + 3), aten=()
     )
 declare_named("interpolate", TokensAsBatch(F.interpolate, "interpolate", 4), aten=())
 

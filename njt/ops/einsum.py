@@ -183,7 +183,8 @@ def _rows(terms: list[Term], ragged: str, out: str, x: NestedTensor) -> Tensor:
 def _per_component(terms: list[Term], ragged: str, out: str, x: NestedTensor) -> Tensor:
     """The ragged label is summed over, component by component: (B, *out)."""
     if len(terms) == 2 and all(t.nested for t in terms):
-        return _contracted(*terms, ragged, out, x)
+        a, b = terms
+        return _contracted(a, b, ragged, out, x)
     structure = x._structure
     rows = _rows(terms, ragged, ragged + out, x)
     return segments.sum(rows, structure.offsets, lengths=structure.lengths)

@@ -32,7 +32,7 @@ def _linear_backward(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
     return grad_input, grad_weight, grads.sum(0) if wanted[2] else None
 
 
-def _like(grad: Tensor, x: NestedTensor) -> NestedTensor:
+def _like(grad: Any, x: NestedTensor) -> Any:
     if isinstance(grad, NestedTensor) and grad._structure is not x._structure:
         return bridge.align(grad, x, "linear_backward")
     return grad

@@ -169,8 +169,9 @@ class AsOne:
         if x is None:
             return self.dense(**options)
         if self.dim is not None:
-            given = options.get(self.dim, self.default)
-            dim = dims.canonical(self.default if given is None else given, x.dim())
+            given: Any = options.get(self.dim)
+            given = self.default if given is None else given
+            dim = dims.canonical(given, x.dim())
             options[self.dim] = dim
             if dim == 0:
                 raise errors.no_batch_dim(op, x, 0)
