@@ -305,7 +305,7 @@ def _by_features(x: NestedTensor, rest: list[Any], at: int) -> NestedTensor:
     for item in rest[:at]:
         r += not isinstance(item, int) and (not _is_list(item) or item is rest[lists[0]])
     extra = sum(rest[k].dim() - 1 for k in lists[:1]) if lists and lists[0] < at else 0
-    values = packed(x)[tuple([*rest[:at], _ALL, *rest[at + 1 :]])]
+    values = packed(x)[(*rest[:at], _ALL, *rest[at + 1 :])]
     return seen(values, x, r + extra) if not lists else bridge.wrap(values, x._structure, r + extra, x)
 
 
@@ -315,10 +315,10 @@ def _by_rows(x: NestedTensor, rows: Tensor, rest: list[Any], at: int, at_front: 
     picked = packed(x).movedim(d, 0)[rows]
     others = [*rest[:at], *rest[at + 1 :]]
     if at_front or rows.dim() == 1:
-        return picked[tuple([_ALL] * rows.dim() + others)]
+        return picked[(*[_ALL] * rows.dim(), *others)]
     # (B, n, *) : n stands where the ragged dim was
     moved = picked.movedim(1, d + 1)
-    return moved[tuple([_ALL, *rest[:at], _ALL, *rest[at + 1 :]])]
+    return moved[(_ALL, *rest[:at], _ALL, *rest[at + 1 :])]
 
 
 def _pairs(x: NestedTensor, first: Tensor, second: Tensor) -> Tensor:

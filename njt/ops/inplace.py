@@ -14,7 +14,8 @@ from njt.tensor import NestedTensor
 
 
 class ForEach:
-    """The dense list function on values. Batch and ragged dims: just elements. Gaps: closed for what is reduced or written.
+    """The dense list function on values. Batch and ragged dims: just elements. Gaps: closed for what is
+    reduced or written.
 
     Attributes:
         dense: the torch function.

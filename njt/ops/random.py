@@ -12,7 +12,7 @@ from njt.tensor import NestedTensor
 
 
 class Drawn:
-    """An in-place filler that never looks at what it overwrites: on the values, or on fresh rows where there are gaps."""
+    """An in-place filler that never looks at what it overwrites: on the values; with gaps on fresh rows."""
 
     def __call__(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, rest = args[0], args[1:]
@@ -25,9 +25,17 @@ class Drawn:
         return x
 
 
-for _name in (
-    "normal_ uniform_ exponential_ cauchy_ geometric_ log_normal_ random_ bernoulli_"
-).split():
+FILLERS = [
+    "normal_",
+    "uniform_",
+    "exponential_",
+    "cauchy_",
+    "geometric_",
+    "log_normal_",
+    "random_",
+    "bernoulli_",
+]
+for _name in FILLERS:
     for _overload in overloads(_name):
         if _overload not in OPS and not any(
             str(a.type) == "Tensor" for a in _overload._schema.arguments[1:]
