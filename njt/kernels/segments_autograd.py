@@ -16,9 +16,9 @@ from njt.kernels.segments_ops import (
     mask_gaps,
     recurrence,
     reduce,
-    row_mask,
     scan,
     shift,
+    ties,
 )
 
 __all__: list[str] = []
@@ -63,21 +63,29 @@ def _reduce_backward(ctx, grad):
         # an empty segment has no row to give a gradient to, and 0 / 0 would show in the second one
         sizes = segment_lengths(offsets, lengths).clamp(min=1).view(-1, *[1] * (grad.dim() - 1))
         return broadcast(grad / sizes, *place, total), *[None] * 6
+    values, output = saved
+    if name in ("amax", "amin"):
+        return ties(grad, values, output.detach(), *place), *[None] * 6
     ids = _ids(ids, offsets, lengths, total)
     place = (offsets, lengths, ids, dim, max_seqlen)
-    values, output = saved
     values = mask_gaps(values, offsets, lengths, ids, dim)
-    if name in ("amax", "amin"):
-        ties = values == broadcast(output.detach(), *place, total)
-        ties = ties & row_mask(ties, offsets, ids, dim)
-        count = reduce(ties.to(torch.float32), *place, "sum")
-        return ties * broadcast(grad / count.to(grad.dtype), *place, total), *[None] * 6
     if name == "logsumexp":
         weight = (values - broadcast(output, *place, total)).exp()
         return broadcast(grad, *place, total) * weight, *[None] * 6
     before = shift(scan(values, *place, "cumprod"), offsets, ids, dim, 1)
     after = shift(scan(values, *place, "cumprod", reverse=True), offsets, ids, dim, 1, True)
     return broadcast(grad, *place, total) * (before * after).conj(), *[None] * 6
+
+
+def _ties_setup(ctx, inputs, output):
+    _, values, best, offsets, lengths, ids, dim, max_seqlen = inputs
+    _save_place(ctx, offsets, lengths, ids, dim, max_seqlen, values, best)
+
+
+def _ties_backward(ctx, grad):
+    place, (values, best) = _place(ctx)
+    weight = ties(torch.ones_like(best), values, best, *place)
+    return reduce(grad * weight, *place, "sum"), *[None] * 7
 
 
 def _broadcast_setup(ctx, inputs, output):
@@ -208,6 +216,7 @@ def _sort_backward(ctx, grad):
 
 for _name, _backward, _setup in (
     ("segment_reduce", _reduce_backward, _reduce_setup),
+    ("segment_ties", _ties_backward, _ties_setup),
     ("segment_broadcast", _broadcast_backward, _broadcast_setup),
     ("segment_softmax", _softmax_grad, _softmax_setup),
     ("segment_softmax_backward", _softmax_backward_grad, _softmax_backward_setup),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from njt.kernels import segments_cpu, segments_torch
+from njt.kernels import segments_cpu, segments_cuda, segments_torch
 from njt.kernels.segments_index import known_gapless, segment_ids
 
 __all__ = [
@@ -23,12 +23,14 @@ __all__ = [
     "shift",
     "softmax",
     "sort_indices",
+    "ties",
 ]
 
 LIBRARY = torch.library.Library("njt", "FRAGMENT")
 _AT = "Tensor offsets, Tensor? lengths, Tensor? ids, int dim, SymInt? max_seqlen"
 LIBRARY.define(f"segment_reduce(Tensor values, {_AT}, str name) -> Tensor")
 LIBRARY.define(f"segment_broadcast(Tensor per_segment, {_AT}, SymInt total) -> Tensor")
+LIBRARY.define(f"segment_ties(Tensor grad, Tensor values, Tensor output, {_AT}) -> Tensor")
 LIBRARY.define(f"segment_softmax(Tensor values, {_AT}, bool log) -> Tensor")
 LIBRARY.define(f"segment_softmax_backward(Tensor grad, Tensor output, {_AT}, bool log) -> Tensor")
 LIBRARY.define(f"segment_scan(Tensor values, {_AT}, str name, bool reverse) -> Tensor")
@@ -48,6 +50,11 @@ def reduce(x: Tensor, *place_and_name: Any) -> Tensor:
 def broadcast(per_segment: Tensor, *place_and_total: Any) -> Tensor:
     """(*pre, total, *post): each segment's entry at each of its rows, and 0 in gaps."""
     return torch.ops.njt.segment_broadcast(per_segment, *place_and_total)
+
+
+def ties(grad: Tensor, x: Tensor, output: Tensor, *place: Any) -> Tensor:
+    """(*pre, total, *post): each segment's gradient shared evenly by the rows that equal its output."""
+    return torch.ops.njt.segment_ties(grad, x, output, *place)
 
 
 def softmax(x: Tensor, *place_and_log: Any) -> Tensor:
@@ -118,6 +125,9 @@ def _reduce_cpu(values, offsets, lengths, ids, dim, max_seqlen, name):
 
 
 def _reduce_cuda(values, offsets, lengths, ids, dim, max_seqlen, name):
+    own = segments_cuda.reduce(values, offsets, lengths, dim, max_seqlen, name)
+    if own is not None:
+        return own
     return segments_torch.reduce(values, offsets, lengths, ids, dim, name, _reduce_cuda)
 
 
@@ -134,15 +144,53 @@ def _broadcast(per_segment, offsets, lengths, ids, dim, max_seqlen, total):
     return torch.where(_along(found < B, dim, rows.dim()), rows, rows.new_zeros(()))
 
 
+def _broadcast_cuda(per_segment, offsets, lengths, ids, dim, max_seqlen, total):
+    own = segments_cuda.broadcast(per_segment, offsets, lengths, dim, max_seqlen, total)
+    if own is not None:
+        return own
+    return _broadcast(per_segment, offsets, lengths, ids, dim, max_seqlen, total)
+
+
 def _softmax(values, offsets, lengths, ids, dim, max_seqlen, log):
-    reduce_ = _reduce_cpu if values.device.type == "cpu" else _reduce_cuda
-    return segments_torch.softmax(values, offsets, lengths, ids, dim, log, reduce_, _broadcast)
+    return segments_torch.softmax(values, offsets, lengths, ids, dim, log, _reduce_cpu, _broadcast)
+
+
+def _softmax_cuda(values, offsets, lengths, ids, dim, max_seqlen, log):
+    own = segments_cuda.softmax(values, offsets, lengths, dim, max_seqlen, log)
+    if own is not None:
+        return own
+    return segments_torch.softmax(
+        values, offsets, lengths, ids, dim, log, _reduce_cuda, _broadcast_cuda
+    )
 
 
 def _softmax_backward(grad, output, offsets, lengths, ids, dim, max_seqlen, log):
-    reduce_ = _reduce_cpu if grad.device.type == "cpu" else _reduce_cuda
     return segments_torch.softmax_backward(
-        grad, output, offsets, lengths, ids, dim, log, reduce_, _broadcast
+        grad, output, offsets, lengths, ids, dim, log, _reduce_cpu, _broadcast
+    )
+
+
+def _softmax_backward_cuda(grad, output, offsets, lengths, ids, dim, max_seqlen, log):
+    own = segments_cuda.softmax_backward(grad, output, offsets, lengths, dim, max_seqlen, log)
+    if own is not None:
+        return own
+    return segments_torch.softmax_backward(
+        grad, output, offsets, lengths, ids, dim, log, _reduce_cuda, _broadcast_cuda
+    )
+
+
+def _ties(grad, values, output, offsets, lengths, ids, dim, max_seqlen):
+    return segments_torch.ties(
+        grad, values, output, offsets, lengths, ids, dim, _reduce_cpu, _broadcast
+    )
+
+
+def _ties_cuda(grad, values, output, offsets, lengths, ids, dim, max_seqlen):
+    own = segments_cuda.ties(grad, values, output, offsets, lengths, dim, max_seqlen)
+    if own is not None:
+        return own
+    return segments_torch.ties(
+        grad, values, output, offsets, lengths, ids, dim, _reduce_cuda, _broadcast_cuda
     )
 
 
@@ -164,9 +212,10 @@ def _sort(values, offsets, lengths, ids, dim, max_seqlen, descending):
 
 for _name, _cpu, _cuda in (
     ("segment_reduce", _reduce_cpu, _reduce_cuda),
-    ("segment_broadcast", _broadcast, _broadcast),
-    ("segment_softmax", _softmax, _softmax),
-    ("segment_softmax_backward", _softmax_backward, _softmax_backward),
+    ("segment_broadcast", _broadcast, _broadcast_cuda),
+    ("segment_softmax", _softmax, _softmax_cuda),
+    ("segment_softmax_backward", _softmax_backward, _softmax_backward_cuda),
+    ("segment_ties", _ties, _ties_cuda),
     ("segment_scan", _scan, _scan),
     ("segment_recurrence", _recurrence, _recurrence),
     ("segment_sort", _sort, _sort),
@@ -186,6 +235,11 @@ def _(per_segment, offsets, lengths, ids, dim, max_seqlen, total):
     return per_segment.new_empty(
         *per_segment.shape[1 : dim + 1], total, *per_segment.shape[dim + 1 :]
     )
+
+
+@torch.library.register_fake("njt::segment_ties", lib=LIBRARY)
+def _(grad, values, output, offsets, lengths, ids, dim, max_seqlen):
+    return values.new_empty(values.shape)
 
 
 @torch.library.register_fake("njt::segment_softmax", lib=LIBRARY)

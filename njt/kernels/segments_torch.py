@@ -22,6 +22,7 @@ __all__ = [
     "softmax_backward",
     "sort",
     "sort_bucketed",
+    "ties",
 ]
 
 
@@ -133,7 +134,7 @@ def softmax(
 def _zero_gaps(x: Tensor, offsets: Tensor, lengths: Tensor | None, ids: Tensor, dim: int) -> Tensor:
     if known_gapless(offsets, lengths, x.shape[dim]):
         return x
-    return torch.where(_along(ids < offsets.shape[0] - 1, x.dim() - dim), x, 0)
+    return torch.where(_along(ids < offsets.shape[0] - 1, x.dim() - dim), x, x.new_zeros(()))
 
 
 def softmax_backward(
@@ -156,6 +157,27 @@ def softmax_backward(
     )
     out = g - y.exp() * total if log else y * (g - total)
     return _zero_gaps(out, offsets, lengths, ids, dim).to(output.dtype)
+
+
+def ties(
+    grad: Tensor,
+    values: Tensor,
+    output: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    ids: Tensor | None,
+    dim: int,
+    own: Callable,
+    spread: Callable,
+) -> Tensor:
+    """(*pre, total, *post): each segment's gradient shared evenly by the rows that equal its output."""
+    T = values.shape[dim]
+    ids = _ids(ids, offsets, lengths, T)
+    equal = values == spread(output, offsets, lengths, ids, dim, None, T)
+    equal = _zero_gaps(equal, offsets, lengths, ids, dim)
+    count = own(equal.to(torch.float32), offsets, lengths, ids, dim, None, "sum")
+    share = (grad / count).to(values.dtype)
+    return spread(share, offsets, lengths, ids, dim, None, T).mul_(equal)
 
 
 _BLOCK_SCANS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from njt.kernels import segments, segments_torch
+from njt.kernels import segments, segments_cuda, segments_torch, segments_triton
 from njt.kernels.segments_reference import per_segment, rowwise
 
 TOLERANCE = {
@@ -480,3 +480,85 @@ def test_dim_is_checked() -> None:
     torch.testing.assert_close(
         segments.sum(torch.ones(2, 3), torch.tensor([0, 3]), dim=-1), torch.tensor([[3.0, 3.0]])
     )
+
+
+# ---- Triton: through the interpreter where there is no GPU ------------------------------------------
+TRITON = "cuda" if torch.cuda.is_available() else "cpu"
+TRITON_BATCHES = {
+    "usual": Batch((5, 3, 8, 2)),
+    "long and empty": Batch((0, 23, 0, 1)),
+    "gaps": Batch((4, 0, 7, 2), gap=2, index=torch.int32),
+    "all empty": Batch((0, 0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # numpy runs the interpreter
+@pytest.mark.parametrize("cuts", [False, True])
+@pytest.mark.parametrize("batch", TRITON_BATCHES)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_triton(batch: str, cuts: bool, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel, whole segments or cut ones, against the loop."""
+    monkeypatch.setattr(segments_triton, "CUT", 4)
+    monkeypatch.setattr(segments_triton, "_cut", lambda *_: cuts)
+    chosen = TRITON_BATCHES[batch]
+    x = chosen.values(torch.float32, dim)
+    place = {k: None if v is None else v.to(TRITON) for k, v in chosen.place().items()}
+    on_device = (*place.values(), dim)
+    got = {}
+    for name in ("sum", "amax", "prod", "logsumexp", "mean"):
+        got[name] = segments_cuda.reduce(x.to(TRITON), *on_device, None, name)
+        want = expected(REDUCTIONS[name], x, chosen.place(), dim, False)
+        torch.testing.assert_close(got[name].cpu(), want, equal_nan=True)
+    for log in (False, True):
+        y = segments_cuda.softmax(x.to(TRITON), *on_device, None, log)
+        leaf = x.clone().requires_grad_()
+        name = "log_softmax" if log else "softmax"
+        want = expected(ROWWISE[name], leaf, chosen.place(), dim, True)
+        torch.testing.assert_close(y.cpu(), want)
+        cotangent = torch.randn_like(want)
+        (wanted,) = torch.autograd.grad(want, leaf, cotangent)
+        gaps = ~chosen.inside()
+        cotangent.movedim(dim, 0)[gaps] = torch.nan
+        back = segments_cuda.softmax_backward(cotangent.to(TRITON), y, *on_device, None, log)
+        torch.testing.assert_close(back.cpu(), wanted.nan_to_num(0.0))
+    wide = segments_cuda.broadcast(got["sum"], *on_device, None, x.shape[dim])
+    torch.testing.assert_close(wide.cpu(), segments.broadcast(got["sum"].cpu(), **chosen.place(), total=x.shape[dim], dim=dim))  # fmt: skip
+    g = torch.randn_like(got["amax"])
+    shared = segments_cuda.ties(g, x.round().to(TRITON), got["amax"].round(), *on_device, None)
+    want = segments_torch.ties(
+        g.cpu(), x.round(), got["amax"].round().cpu(), *chosen.place().values(), None, dim,
+        lambda *a: segments.ops.reduce(*a), lambda *a: segments.ops.broadcast(*a),
+    )  # fmt: skip
+    torch.testing.assert_close(shared.cpu(), want)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64]
+)  # fmt: skip
+def test_triton_dtypes(dtype: torch.dtype) -> None:
+    offsets = torch.tensor([0, 3, 3, 7], device=TRITON)
+    x = torch.randint(0, 5, (7, 3)).to(dtype).to(TRITON)
+    for name in ("sum", "amax", "amin") if not dtype.is_complex else ("sum", "mean"):
+        if dtype == torch.bool and name == "sum":
+            continue
+        ours = segments_cuda.reduce(x, offsets, None, 0, None, name)
+        want = torch.ops.njt.segment_reduce(x.cpu(), offsets.cpu(), None, None, 0, None, name)
+        torch.testing.assert_close(ours.cpu(), want, equal_nan=True)
+    ours = segments_cuda.broadcast(x[:3], offsets, None, 0, None, 7)
+    torch.testing.assert_close(ours.cpu(), x[:3].cpu()[[0, 0, 0, 2, 2, 2, 2]])
+
+
+@pytest.mark.parametrize("name", ["amax", "amin", "logsumexp", "softmax", "log_softmax"])
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_triton_nan_and_infinities(name: str) -> None:
+    x = torch.tensor([1, NAN, 2, INF, 3, -INF, -INF, NAN, NAN, -INF, 5])
+    offsets = torch.tensor([0, 3, 5, 7, 9, 11])
+    place = (x.to(TRITON), offsets.to(TRITON), None, 0, None)
+    if "softmax" in name:
+        ours = segments_cuda.softmax(*place, name == "log_softmax")
+        want = rowwise(getattr(torch, name), x, offsets, None, 0)
+    else:
+        ours = segments_cuda.reduce(*place, name)
+        want = per_segment(getattr(torch, name), x, offsets, None, 0)
+    torch.testing.assert_close(ours.cpu(), want, equal_nan=True)
