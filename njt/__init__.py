@@ -13,6 +13,7 @@ from njt.construct import (
     to_padded_tensor,
 )
 from njt.drop_in import patch
+from njt.exporting import export
 from njt.rules.per_component import report
 from njt.structure import Structure
 from njt.tensor import NestedTensor
@@ -26,6 +27,7 @@ __all__ = [
     "Structure",
     "as_nested_tensor",
     "check_structure",
+    "export",
     "from_padded",
     "masked_select",
     "multihead",

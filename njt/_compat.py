@@ -34,7 +34,7 @@ except (
     BASE = Tensor
 
 try:  # keeps size expressions out of the traced graph until they are used; without it: more nodes
-    from torch.fx.experimental.proxy_tensor import maybe_enable_thunkify
+    from torch.fx.experimental.proxy_tensor import make_fx, maybe_enable_thunkify
 except ImportError:  # pragma: no cover
     maybe_enable_thunkify = contextlib.nullcontext  # type: ignore[assignment,misc]
 
@@ -266,6 +266,11 @@ def _mark_cacheable(name: str) -> None:
     if hasattr(inductor_config, "unsafe_marked_cacheable_functions"):
         known = inductor_config.unsafe_marked_cacheable_functions
         inductor_config.unsafe_marked_cacheable_functions = {**known, name: code_digest()}
+
+
+def flat_graph(f: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.GraphModule:
+    """The operators on plain tensors that `f` comes down to, sizes as symbols."""
+    return make_fx(f, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*args)
 
 
 def compiler_at_work() -> bool:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "njt"
 # from the top down; a room is a module or a folder; rooms of one line don't know each other
 LAYERS = [
     ["njt"],
-    ["drop_in", "testing"],
+    ["drop_in", "exporting", "testing"],
     ["construct"],
     ["ops", "attention"],
     ["rules"],
