@@ -257,10 +257,8 @@ def getitem(x: Any, index: Any) -> Tensor:
         )  # fmt: skip
     if isinstance(first, int):
         one = component(x, first)
-        return one if all(a == _ALL for a in rest if not isinstance(a, Tensor)) and len(rest) == one.dim() and not any(
-            isinstance(a, Tensor) for a in rest
-        ) else one[tuple(rest)]
-    at = _place_of_ragged(x, rest)
+        return one[tuple(rest)]
+    at, whole = _place_of_ragged(x, rest), x
     if _is_list(first):
         if _is_list(rest[at]):
             rows = _pairs(x, first, rest[at])
@@ -275,11 +273,9 @@ def getitem(x: Any, index: Any) -> Tensor:
         rows = row_of_each(x, ragged.to(x.device).expand(x._structure.batch_size, -1))
         return _by_rows(x, rows, rest, at, at_front=False)
     y = rows_between(x, ragged)
-    if all(a == _ALL for a in rest if not isinstance(a, Tensor)) and not any(
-        isinstance(a, Tensor) for a in rest
-    ):
-        return y if y is not x else seen(packed(x), x)
-    return _by_features(y, rest, at)
+    if any(isinstance(a, Tensor) or a != _ALL for a in rest[:at] + rest[at + 1 :]):
+        return _by_features(y, rest, at)
+    return seen(packed(y), y) if y is whole else y
 
 
 def _place_of_ragged(x: NestedTensor, rest: list[Any]) -> int:
