@@ -205,6 +205,8 @@ class Structure:
 
     def host_lengths(self) -> tuple[int, ...]:
         """The lengths as numbers; read from the device once."""
+        if self.is_traced:
+            return tuple(_traced_bound(n) for n in self.seqlens.unbind())
         self._refresh()
         if self._host is None:
             self._take_host(tuple(self.seqlens.tolist()))
