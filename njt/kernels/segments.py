@@ -15,10 +15,10 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from njt.kernels import segments_autograd  # noqa: F401 registers the gradients
+from njt.kernels import segments_autograd, segments_cpu  # noqa: F401 registers the gradients
 from njt.kernels import segments_ops as ops
 from njt.kernels.segments_bucketed import bucketed
-from njt.kernels.segments_index import positions, row_index, segment_ids, segment_lengths
+from njt.kernels.segments_index import is_eager, positions, row_index, segment_ids, segment_lengths
 from njt.kernels.segments_order import (
     argsort,
     flip,
@@ -131,6 +131,11 @@ def _first_extreme(values: Tensor, place: Place, name: str) -> Tensor:
     if values.dtype == torch.bool:
         values = values.to(torch.uint8)
     place = place.with_ids(values)
+    if is_eager(values) and values.device.type == "cpu":
+        best = place.reduce(values, name)
+        return segments_cpu.argument(
+            values, best, place.offsets, place.lengths, place.known_ids, place.dim
+        )
     found = values == place.broadcast(place.reduce(values, name), values)
     if values.is_floating_point():
         found = found | values.isnan()

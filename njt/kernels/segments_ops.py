@@ -152,6 +152,9 @@ def _broadcast_cuda(per_segment, offsets, lengths, ids, dim, max_seqlen, total):
 
 
 def _softmax(values, offsets, lengths, ids, dim, max_seqlen, log):
+    own = segments_cpu.softmax(values, offsets, lengths, ids, dim, log)
+    if own is not None:
+        return own
     return segments_torch.softmax(values, offsets, lengths, ids, dim, log, _reduce_cpu, _broadcast)
 
 
@@ -165,6 +168,9 @@ def _softmax_cuda(values, offsets, lengths, ids, dim, max_seqlen, log):
 
 
 def _softmax_backward(grad, output, offsets, lengths, ids, dim, max_seqlen, log):
+    own = segments_cpu.softmax_backward(grad, output, offsets, lengths, ids, dim, log)
+    if own is not None:
+        return own
     return segments_torch.softmax_backward(
         grad, output, offsets, lengths, ids, dim, log, _reduce_cpu, _broadcast
     )
@@ -196,6 +202,9 @@ def _ties_cuda(grad, values, output, offsets, lengths, ids, dim, max_seqlen):
 
 def _scan(values, offsets, lengths, ids, dim, max_seqlen, name, reverse):
     if values.device.type == "cpu":
+        own = segments_cpu.scan(values, offsets, lengths, dim, name, reverse)
+        if own is not None:
+            return own
         return segments_torch.scan_bucketed(values, offsets, lengths, dim, name, reverse)
     return segments_torch.scan(values, offsets, lengths, ids, dim, max_seqlen, name, reverse)
 
