@@ -3,6 +3,7 @@
 from njt.ops import (
     activations,
     aliasing,
+    assignment,
     convolution,
     creation,
     einsum,
@@ -33,6 +34,7 @@ from njt.ops import (
 __all__ = [
     "activations",
     "aliasing",
+    "assignment",
     "convolution",
     "creation",
     "einsum",

@@ -6,6 +6,7 @@ becomes gaps), features. Everything chosen by a list or mask is a copy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -106,12 +107,12 @@ def components_at(x: NestedTensor, which: Tensor) -> NestedTensor:
                 f"indexed tensor [{batch}, ...] at index 0"
             )
         which = which.nonzero().squeeze(1)
-    which = _counted_from_front(which, batch, structure)
-    index, found = _gathered(structure, which)
+    which = counted_from_front(which, batch, structure)
+    index, found = rows_of_components(structure, which)
     return bridge.wrap(packed(x).index_select(d, index), found, x._ragged_dim, x)
 
 
-def _counted_from_front(which: Tensor, size: Any, structure: Structure) -> Tensor:
+def counted_from_front(which: Tensor, size: Any, structure: Structure) -> Tensor:
     which = which.long()
     on_host = not structure.is_traced and which.device.type == "cpu"
     if on_host and which.numel() and (int(which.min()) < -size or int(which.max()) >= size):
@@ -120,7 +121,7 @@ def _counted_from_front(which: Tensor, size: Any, structure: Structure) -> Tenso
     return torch.where(which < 0, which + size, which)
 
 
-def _gathered(structure: Structure, which: Tensor) -> tuple[Tensor, Structure]:
+def rows_of_components(structure: Structure, which: Tensor) -> tuple[Tensor, Structure]:
     """The rows of the components `which`, and the structure that they have one after the other."""
     if structure.is_traced or structure._host is None or which.device.type != "cpu":
         counts = structure.seqlens[which]
@@ -210,11 +211,11 @@ def row_of_each(x: NestedTensor, i: Any) -> Tensor:
 
 
 # ---- x[...] ---------------------------------------------------------------------------------------------------------
-def _is_list(item: Any) -> bool:
+def is_list(item: Any) -> bool:
     return isinstance(item, (list, Tensor)) and not (isinstance(item, Tensor) and item.dim() == 0)
 
 
-def _items(x: NestedTensor, index: Any) -> list[Any]:
+def items_of(x: NestedTensor, index: Any) -> list[Any]:
     """One entry per dim of `x`, and None where a dim comes in."""
     items = list(index) if isinstance(index, tuple) else [index]
     items = [
@@ -248,7 +249,7 @@ def getitem(x: Any, index: Any) -> Tensor:
         )
     if isinstance(index, Tensor) and index.is_nested:
         return _where_true(x, index)
-    items = _items(x, index)
+    items = items_of(x, index)
     first, rest = items[0], items[1:]
     if first is None:
         raise errors.unsupported(
@@ -258,10 +259,10 @@ def getitem(x: Any, index: Any) -> Tensor:
     if isinstance(first, int):
         one = component(x, first)
         return one[tuple(rest)]
-    at, whole = _place_of_ragged(x, rest), x
-    if _is_list(first):
-        if _is_list(rest[at]):
-            rows = _pairs(x, first, rest[at])
+    at, whole = place_of_ragged(x, rest), x
+    if is_list(first):
+        if is_list(rest[at]):
+            rows = pairs(x, first, rest[at])
             return _by_rows(x, rows, rest, at, at_front=True)
         x = components_at(x, first)
     elif first != _ALL:
@@ -269,16 +270,16 @@ def getitem(x: Any, index: Any) -> Tensor:
     ragged = rest[at]
     if isinstance(ragged, int):
         return _by_rows(x, row_of_each(x, ragged), rest, at, at_front=True)
-    if _is_list(ragged):
+    if is_list(ragged):
         rows = row_of_each(x, ragged.to(x.device).expand(x._structure.batch_size, -1))
         return _by_rows(x, rows, rest, at, at_front=False)
     y = rows_between(x, ragged)
     if any(isinstance(a, Tensor) or a != _ALL for a in rest[:at] + rest[at + 1 :]):
-        return _by_features(y, rest, at)
+        return by_features(y, rest, at)
     return seen(packed(y), y) if y is whole else y
 
 
-def _place_of_ragged(x: NestedTensor, rest: list[Any]) -> int:
+def place_of_ragged(x: NestedTensor, rest: list[Any]) -> int:
     """Which entry of `rest` is for the ragged dim."""
     dim = 0
     for k, item in enumerate(rest):
@@ -290,8 +291,8 @@ def _place_of_ragged(x: NestedTensor, rest: list[Any]) -> int:
     raise AssertionError(rest)
 
 
-def _by_features(x: NestedTensor, rest: list[Any], at: int) -> NestedTensor:
-    lists = [k for k, a in enumerate(rest) if _is_list(a)]
+def by_features(x: NestedTensor, rest: list[Any], at: int) -> NestedTensor:
+    lists = [k for k, a in enumerate(rest) if is_list(a)]
     if len(lists) > 1 and (lists[-1] - lists[0] >= len(lists) or lists[0] < at < lists[-1]):
         raise errors.unsupported(
             "getitem", "lists in dims apart from each other", "lists in neighbouring dims",
@@ -299,7 +300,7 @@ def _by_features(x: NestedTensor, rest: list[Any], at: int) -> NestedTensor:
         )  # fmt: skip
     r = 1
     for item in rest[:at]:
-        r += not isinstance(item, int) and (not _is_list(item) or item is rest[lists[0]])
+        r += not isinstance(item, int) and (not is_list(item) or item is rest[lists[0]])
     extra = sum(rest[k].dim() - 1 for k in lists[:1]) if lists and lists[0] < at else 0
     values = packed(x)[(*rest[:at], _ALL, *rest[at + 1 :])]
     return seen(values, x, r + extra) if not lists else bridge.wrap(values, x._structure, r + extra, x)
@@ -317,11 +318,11 @@ def _by_rows(x: NestedTensor, rows: Tensor, rest: list[Any], at: int, at_front: 
     return moved[(_ALL, *rest[:at], _ALL, *rest[at + 1 :])]
 
 
-def _pairs(x: NestedTensor, first: Tensor, second: Tensor) -> Tensor:
+def pairs(x: NestedTensor, first: Tensor, second: Tensor) -> Tensor:
     """The rows of x[first, second], component by component."""
     structure = x._structure
-    which = _counted_from_front(_as_numbers(first, structure), structure.batch_size, structure)
-    i = _as_numbers(second, structure)
+    which = counted_from_front(as_numbers(first, structure), structure.batch_size, structure)
+    i = as_numbers(second, structure)
     counts = structure.seqlens.long()[which]
     index = torch.where(i < 0, i + counts, i)
     if not structure.is_traced and index.device.type == "cpu" and bool(((index < 0) | (index >= counts)).any()):
@@ -329,12 +330,12 @@ def _pairs(x: NestedTensor, first: Tensor, second: Tensor) -> Tensor:
     return structure.offsets[:-1].long()[which] + index
 
 
-def _as_numbers(item: Tensor, structure: Structure) -> Tensor:
+def as_numbers(item: Tensor, structure: Structure) -> Tensor:
     item = item.to(structure.offsets.device)
     return item.nonzero().squeeze(1) if item.dtype is torch.bool else item.long()
 
 
-def _mask_values(x: NestedTensor, mask: Tensor, op: str) -> tuple[Tensor, Tensor]:
+def mask_values(x: NestedTensor, mask: Tensor, op: str) -> tuple[Tensor, Tensor]:
     """Values of `x` without gaps, and the mask in line with them; fewer dims of the mask: whole rows."""
     if mask.dtype is not torch.bool:
         raise errors.bad_type(
@@ -349,7 +350,7 @@ def _mask_values(x: NestedTensor, mask: Tensor, op: str) -> tuple[Tensor, Tensor
 
 def _where_true(x: NestedTensor, mask: Tensor, op: str = "getitem") -> NestedTensor:
     """The elements (or rows) of each component where the mask is True: nested, one feature dim for all."""
-    values, chosen = _mask_values(x, mask, op)
+    values, chosen = mask_values(x, mask, op)
     d, structure = x._ragged_dim - 1, x._structure.compact()
     # rows first, so that what is chosen of a component stays together
     if d and chosen.dim() > d:
@@ -393,170 +394,6 @@ def _getitem(x: Any, index: Any) -> Any:
 
 
 declare_function(_getitem, torch.Tensor.__getitem__)
-
-
-# ---- x[...] = value -------------------------------------------------------------------------------------------------
-def setitem(x: Any, index: Any, value: Any) -> None:
-    """`x[index] = value`; gap rows are left as they are."""
-    if not isinstance(x, NestedTensor):
-        raise errors.bad_type(
-            "setitem", "a nested value or index for a dense tensor", "a nested tensor",
-            "Assign to a nested tensor, or pad the value.",
-        )  # fmt: skip
-    if isinstance(index, Tensor) and index.is_nested:
-        _assign_where(x, index, value)
-        return
-    items = _items(x, index)
-    first, rest = items[0], items[1:]
-    if isinstance(first, int):
-        component(x, first)[tuple(rest)] = value
-        return
-    at = _place_of_ragged(x, rest)
-    ragged = rest[at]
-    # whatever can be had as a view first
-    y = _by_features(x, [_ALL if _is_list(a) or k == at else a for k, a in enumerate(rest)], at)
-    lists = [a for k, a in enumerate(rest) if k == at or not (a is None or isinstance(a, int))]
-    lists = [a if _is_list(a) or a is ragged else _ALL for a in lists]
-    at = y._ragged_dim - 1
-    if not _is_list(first):
-        y, first = components_between(y, first), _ALL
-    if isinstance(ragged, slice) and ragged.step in (None, 1):
-        y, ragged = rows_between(y, ragged), _ALL
-        lists[at] = _ALL
-    if first == _ALL and all(isinstance(a, slice) and a == _ALL for a in lists):
-        _fill(y, value)
-        return
-    _put(y, packed(y).movedim(at, 0), first, ragged, lists, value)
-
-
-def _fill(y: NestedTensor, value: Any) -> None:
-    if isinstance(value, Tensor):
-        y.copy_(value)
-    else:
-        y.fill_(value)
-
-
-def _put(
-    y: NestedTensor, rows_first: Tensor, first: Any, ragged: Any, lists: list[Any], value: Any,
-    accumulate: bool = False, in_place: bool = True,
-) -> Tensor:  # fmt: skip
-    """Writes `value` into (rows, *features) values, at the rows and features that the lists name."""
-    structure, at = y._structure, y._ragged_dim - 1
-    others = [a if _is_list(a) else None for k, a in enumerate(lists) if k != at]
-    ids = None
-    if _is_list(first) and _is_list(ragged):
-        rows = _pairs(y, first, ragged)
-    elif _is_list(first) and isinstance(ragged, slice):
-        which = _counted_from_front(_as_numbers(first, structure), structure.batch_size, structure)
-        rows, ids = _rows_of(y, ragged, which)
-    elif isinstance(ragged, slice):
-        rows, ids = _rows_of(y, ragged, None)
-        # a list of features then meets every row
-        rows = rows.view(-1, *[1] * max((o.dim() for o in others if o is not None), default=0))
-    else:
-        ragged = ragged.to(rows_first.device) if isinstance(ragged, Tensor) else ragged
-        rows = row_of_each(y, ragged)
-        if isinstance(first, Tensor):
-            rows = rows[_as_numbers(first, structure)]
-        if any(o is not None for o in others):
-            rows = rows.unsqueeze(-1)
-    if ids is not None and _is_list(first):
-        others = [o if o is None or o.numel() == 1 else o[ids] for o in others]
-    packed_value = _in_line(y, value, rows, ids, rows_first)
-    spot = [rows, *others]
-    while spot[-1] is None:
-        spot.pop()
-    write = torch.ops.aten.index_put_ if in_place else torch.ops.aten.index_put
-    return write(rows_first, spot, packed_value, accumulate)
-
-
-def _rows_of(y: NestedTensor, cut: slice, which: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rows `cut` of the components `which` (all), and which of them each row belongs to."""
-    structure = rows_between(y, slice(cut.start, cut.stop))._structure
-    if which is None and cut.step not in (None, 1):
-        rows, found = every(structure, cut.step)
-    else:
-        if which is None:
-            which = torch.arange(structure.batch_size, device=structure.offsets.device)
-        rows, found = _gathered(structure, which)
-        if cut.step not in (None, 1):
-            index, found = every(found, cut.step)
-            rows = rows[index]
-    return rows, torch.repeat_interleave(found.seqlens, output_size=rows.shape[0])
-
-
-def _in_line(y: NestedTensor, value: Any, rows: Tensor, ids: Tensor | None, rows_first: Tensor) -> Tensor:
-    """A value as the rows that it is written to."""
-    if not isinstance(value, Tensor):
-        return torch.as_tensor(value, dtype=rows_first.dtype, device=rows_first.device)
-    value = value.to(rows_first.dtype) if value.dtype is not rows_first.dtype else value
-    d = y._ragged_dim - 1
-    if isinstance(value, NestedTensor):
-        if value._ragged_dim != y._ragged_dim:
-            raise errors.different_ragged_dims("setitem", y, value)
-        packed_value = bridge.compact_values(value)
-        if ids is not None and packed_value.shape[d] != rows.shape[0]:
-            raise errors.bad_shape(
-                "setitem",
-                f"{packed_value.shape[d]} rows for {rows.shape[0]}",
-                "components as long as those they replace",
-                "Build a new tensor of the components: njt.as_nested_tensor.",
-            )
-        return packed_value.movedim(d, 0)
-    if ids is None or value.dim() < y.dim() - d:
-        return value
-    if value.dim() < y.dim():
-        value = value[(None,) * (y.dim() - value.dim())]
-    if value.shape[d + 1] != 1:
-        host = y._structure
-        if host.is_traced or host.min_seqlen != host.max_seqlen or host.max_seqlen != value.shape[d + 1]:
-            raise errors.not_broadcastable("setitem", y, value, "its rows don't match")
-        count = int(rows.shape[0]) // value.shape[d + 1]
-        return value.movedim(d + 1, 1).expand(count, *[-1] * (y.dim() - 1)).flatten(0, 1)
-    value = value.squeeze(d + 1)
-    return value if value.shape[0] == 1 else value[ids]
-
-
-def _assign_where(x: NestedTensor, mask: Tensor, value: Any) -> None:
-    if not isinstance(value, Tensor) or value.dim() == 0:
-        while mask.dim() < x.dim():
-            mask = mask.unsqueeze(-1)
-        x.masked_fill_(mask, value)
-        return
-    _, chosen = _mask_values(x, mask, "setitem")
-    values = packed(x)
-    if x._structure.has_gaps:
-        full = torch.zeros(values.shape[: chosen.dim()], dtype=torch.bool, device=values.device)
-        chosen = full.index_copy(x._ragged_dim - 1, x._structure.row_index(), chosen)
-    values[chosen] = bridge.compact_values(value) if isinstance(value, NestedTensor) else value
-
-
-declare_function(one_node("setitem", setitem), torch.Tensor.__setitem__)
-
-
-def _index_put(in_place: bool) -> Any:
-    def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
-        if not isinstance(x, NestedTensor) or any(i is not None and i.is_nested for i in indices):
-            raise errors.bad_type(
-                "index_put", f"{errors.describe(x)} with nested indices", "dense indices",
-                "Use x[mask] = value, or x.scatter.",
-            )  # fmt: skip
-        items = _items(x, tuple(_ALL if i is None else i for i in indices))
-        first, rest = items[0], items[1:]
-        at = x._ragged_dim - 1
-        rows_first = packed(x).movedim(at, 0)
-        if isinstance(first, int):
-            first = torch.tensor([first], device=x.device)
-        out = _put(x, rows_first, first, rest[at], rest, values, accumulate, in_place)
-        if in_place:
-            return x
-        return bridge.wrap(out.movedim(0, at), x._structure, x._ragged_dim, x)
-
-    return one_node("index_put", index_put)
-
-
-declare_named("index_put", _index_put(in_place=False))
-declare_named("index_put_", _index_put(in_place=True))
 
 
 # ---- by name --------------------------------------------------------------------------------------------------------
@@ -621,11 +458,12 @@ def _masked_select(x: Any, mask: Tensor) -> Tensor:
     return _where_true(x, mask, "masked_select")
 
 
-for _name, _rule in {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "select": _select,
     "slice": _slice,
     "narrow": _narrow,
     "index_select": _index_select,
     "masked_select": _masked_select,
-}.items():
+}
+for _name, _rule in _FUNCTIONS.items():
     declare_named(_name, one_node(_name, _rule))

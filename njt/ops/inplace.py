@@ -26,8 +26,7 @@ class ForEach:
         self.writes = dense.__name__.endswith("_")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = [args[0] if args else kwargs.get("self")]
-        leaders = list(given[0])
+        leaders = list(args[0] if args else kwargs["self"])
         inner = [self._list(a, leaders) for a in args]
         named = {k: self._list(a, leaders) for k, a in kwargs.items()}
         outs = self.dense(*inner, **named)

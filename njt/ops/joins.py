@@ -216,7 +216,7 @@ def _broadcast_tensors(*tensors: Any) -> list[Tensor]:
     return [t.expand_as(total) for t in given]
 
 
-for _name, _rule in {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cat": cat,
     "concat": cat,
     "concatenate": cat,
@@ -230,5 +230,6 @@ for _name, _rule in {
     "tile": _tile,
     "repeat_interleave": _repeat_interleave,
     "broadcast_tensors": _broadcast_tensors,
-}.items():
+}
+for _name, _rule in _FUNCTIONS.items():
     declare_named(_name, one_node(_name, _rule))

@@ -49,7 +49,7 @@ class Along:
             raise errors.no_batch_dim(op, x, 0)
         if ragged and self.lists:
             raise errors.no_ragged_dim(op, x, dim)
-        index, more = self._index(op, x, index, ragged), list(more)
+        index = self._index(op, x, index, ragged)
         source = index if isinstance(index, NestedTensor) and ragged else x
         inner_index = index
         if isinstance(index, NestedTensor):
@@ -133,7 +133,7 @@ declare_named("take_along_dim", one_node("take_along_dim", _take_along_dim))
 
 
 def _masked_scatter(in_place: bool) -> Callable[..., Any]:
-    def masked_scatter(x: Any, mask: Tensor, source: Tensor) -> Tensor:
+    def masked_scatter(x: Any, mask: Any, source: Tensor) -> Tensor:
         """Fills the marked elements one after the other, in the order of the components' rows."""
         mask = torch.logical_and(torch.ones_like(x, dtype=torch.bool), mask)
         source = bridge.compact_values(source) if isinstance(source, NestedTensor) else source

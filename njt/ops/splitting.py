@@ -48,8 +48,8 @@ class Split:
             return tuple(seen(p, x) for p in self.dense(packed(x), how, dim=dim - 1))
         if structure.is_traced:
             raise errors.no_ragged_dim(self.dense.__name__, x, dim)
-        places = [self.places(how, n) for n in structure.host_lengths()] or [self.places(how, 0)]
-        return self._rows(x, places, how)
+        each = [self.places(how, n) for n in structure.host_lengths()] or [self.places(how, 0)]
+        return self._rows(x, each, how)
 
     def _rows(self, x: NestedTensor, places: list[list[tuple[int, int]]], how: Any) -> tuple[Tensor, ...]:
         """Piece k of every component, the other rows of which are gaps."""

@@ -18,7 +18,7 @@ from njt.tensor import NestedTensor
 
 
 @implements_function(torch.Tensor.numel, torch.Tensor.nelement, torch.numel)
-def numel(input: Tensor) -> Any:
+def numel(input: Any) -> Any:
     """How many elements the components have; gaps are not counted."""
     if torch.compiler.is_compiling():
         with _compat.no_torch_function():

@@ -7,7 +7,7 @@ views of the values.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -292,7 +292,7 @@ def _t(x: Any) -> Tensor:
     raise errors.no_batch_dim("t", x, 0)
 
 
-for _name, _handler in {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "reshape": _reshape,
     "view": _view_named,
     "view_as": _view_as,
@@ -306,7 +306,8 @@ for _name, _handler in {
     "unfold": _unfold,
     "contiguous": _contiguous,
     "ravel": lambda x: _flatten(x),
-}.items():
+}
+for _name, _handler in _FUNCTIONS.items():
     declare_named(_name, one_node(_name, _handler))
 declare_named("squeeze_", one_node("squeeze_", _squeeze_), aten=())
 declare_named("t", one_node("t", _t))
