@@ -14,6 +14,13 @@ from torch import Tensor
 
 from njt import _compat
 
+aten = torch.ops.aten
+
+
+def _generated(dtype: torch.dtype) -> bool:
+    """Whether inductor generates code for masked loads of `dtype`."""
+    return not dtype.is_complex and "float8" not in str(dtype)
+
 
 def packed_to_padded(
     values: Tensor,
@@ -23,8 +30,10 @@ def packed_to_padded(
     padding: float,
     values_dim: int,
     left: bool,
-) -> Tensor:
-    """njt::packed_to_padded as a masked gather."""
+) -> Any:
+    """njt::packed_to_padded as a masked gather; NotImplemented leaves the operator as it is."""
+    if not _generated(values.dtype):
+        return NotImplemented
     starts = offsets[:-1]
     sizes = offsets[1:] - starts if lengths is None else lengths
     t = torch.arange(width, device=values.device)
@@ -34,11 +43,9 @@ def packed_to_padded(
     else:
         used, row = t < sizes[:, None], starts[:, None] + t
     rows = values.movedim(values_dim, 0)
-    # clamped, so that no address is computed outside even where the mask hides it
-    picked = rows[torch.where(used, row, 0)]
     mask = used.view(*used.shape, *[1] * (values.dim() - 1))
-    filler = torch.full((), padding, dtype=values.dtype, device=values.device)
-    return torch.where(mask, picked, filler).movedim(1, values_dim + 1).contiguous()
+    picked = _masked_index(rows, mask, [row], padding)
+    return picked.movedim(1, values_dim + 1).contiguous()
 
 
 def padded_to_packed(
@@ -48,8 +55,10 @@ def padded_to_packed(
     total_length: Any,
     values_dim: int,
     left: bool,
-) -> Tensor:
+) -> Any:
     """njt::padded_to_packed as a masked gather through the segment of each row."""
+    if not _generated(padded.dtype):
+        return NotImplemented
     width = padded.shape[values_dim + 1]
     row = torch.arange(total_length, device=padded.device, dtype=offsets.dtype)
     batch = offsets.shape[0] - 1
@@ -62,10 +71,21 @@ def padded_to_packed(
         t = t + width - sizes[segment]
     used = used & (t >= 0) & (t < width)
     rows = padded.movedim(values_dim + 1, 1)
-    picked = rows[segment, torch.where(used, t, 0)]
     mask = used.view(-1, *[1] * (rows.dim() - 2))
-    zero = torch.zeros((), dtype=padded.dtype, device=padded.device)
-    return torch.where(mask, picked, zero).movedim(0, values_dim).contiguous()
+    picked = _masked_index(rows, mask, [segment, t], 0)
+    return picked.movedim(0, values_dim).contiguous()
+
+
+def _masked_index(x: Tensor, mask: Tensor, index: list[Tensor], filler: float) -> Tensor:
+    """x[index] where the mask holds: no address outside is ever read, not even of an empty `x`."""
+    if x.dtype.is_floating_point and x.dtype.itemsize == 1:
+        # torch's masked load knows no fp8: bytes move as they are
+        byte = torch.full((), filler, dtype=x.dtype, device=x.device).view(torch.uint8)
+        picked = aten._unsafe_masked_index(x.view(torch.uint8), mask, index, 0)
+        return torch.where(mask, picked, byte).view(x.dtype)
+    if not (x.dtype.is_floating_point or x.dtype.is_complex):
+        filler = bool(filler) if x.dtype is torch.bool else int(filler)
+    return aten._unsafe_masked_index(x, mask, index, filler)
 
 
 @functools.cache

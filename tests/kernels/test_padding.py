@@ -1,0 +1,294 @@
+"""Padded and packed copies: every implementation against plain loops, byte for byte."""
+
+
+from __future__ import annotations
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing._internal.optests import opcheck
+
+from njt.kernels import padding, padding_cpu, padding_inductor, padding_triton, reference
+
+CUDA = torch.cuda.is_available()
+IMPLEMENTATIONS = [
+    pytest.param(padding_cpu, "cpu", id="cpu"),
+    pytest.param(padding_inductor, "cpu", id="inductor"),
+    # without a GPU the kernels run through Triton's interpreter, on CPU tensors
+    pytest.param(padding_triton, "cuda" if CUDA else "cpu", id="triton"),
+]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.bool,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.complex64,
+    torch.complex128,
+]
+SHAPES = {
+    "(T,)": ((), ()),
+    "(T, 3)": ((), (3,)),
+    "(T, 16)": ((), (16,)),
+    "(T, 5, 2)": ((), (5, 2)),
+    "(2, T, 4)": ((2,), (4,)),
+    "(3, 2, T)": ((3, 2), ()),
+}
+OFFSETS = torch.tensor([0, 2, 2, 6])
+GAPS = torch.tensor([1, 0, 3])
+
+
+def noise(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    """Random bytes as a tensor: NaN payloads, -0.0 and all (bool: zeros and ones)."""
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, dtype=torch.uint8, device=device).view(torch.bool)
+    size = torch.empty((), dtype=dtype).element_size()
+    raw = torch.randint(0, 256, (*shape, size), dtype=torch.uint8, device=device)
+    return raw.view(dtype).squeeze(-1)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.cpu().contiguous().view(torch.uint8) if x.dtype is not torch.bool else x.cpu()
+
+
+def check_both(module, device, values, offsets, lengths, width, padding_value, d, left) -> None:
+    """Both copies of a module against the reference."""
+    values, offsets = values.to(device), offsets.to(device)
+    lengths = None if lengths is None else lengths.to(device)
+    rest = (width, padding_value, d, left)
+    padded = module.packed_to_padded(values, offsets, lengths, *rest)
+    wanted = reference.packed_to_padded(values, offsets, lengths, *rest)
+    assert padded.shape == wanted.shape
+    assert padded.is_contiguous()
+    assert torch.equal(bits(padded), bits(wanted))
+    full = noise(tuple(padded.shape), values.dtype, device)  # padding holds noise, never to be seen
+    rows = values.shape[d]
+    packed = module.padded_to_packed(full, offsets, lengths, rows, d, left)
+    wanted = reference.padded_to_packed(full, offsets, lengths, rows, d, left)
+    assert packed.shape == wanted.shape
+    assert torch.equal(bits(packed), bits(wanted))
+
+
+@pytest.mark.parametrize(("module", "device"), IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bit_for_bit(module, device, dtype) -> None:
+    """T3, K4: the copy keeps every bit, and nothing of the padding leaks."""
+    if module is padding_inductor and not padding_inductor._generated(dtype):
+        args = noise((6,), dtype), OFFSETS, None, 5, 0, False
+        assert module.padded_to_packed(*args) is NotImplemented  # the operator itself stays
+        return
+    for pre, post in ((), (3,)), ((2,), (4,)):
+        values = noise((*pre, 6, *post), dtype)
+        check_both(module, device, values, OFFSETS, None, 5, 1, len(pre), False)
+
+
+@pytest.mark.parametrize(("module", "device"), IMPLEMENTATIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lengths", [None, GAPS], ids=["packed", "gaps"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("width", [4, 2, 7])
+def test_shapes(module, device, shape, lengths, left, width) -> None:
+    """T2, C7, T9, K3: ragged dim anywhere, gaps, both sides, wider and narrower than the longest: one rule for
+    rows past the width, whatever runs."""
+    pre, post = SHAPES[shape]
+    values = torch.randn(*pre, 6, *post)
+    check_both(module, device, values, OFFSETS, lengths, width, 4.2, len(pre), left)
+
+
+@pytest.mark.parametrize(("module", "device"), IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        torch.tensor([0]),
+        torch.tensor([0, 0, 0]),
+        torch.tensor([0, 3, 3]),
+        torch.tensor([0, 3], dtype=torch.int32),
+        torch.tensor([0, 1, 2, 3], dtype=torch.int32),
+    ],
+    ids=["no segment", "all empty", "last empty", "int32", "single rows"],
+)
+def test_sizes(module, device, offsets) -> None:
+    """T8: int32 and int64, B = 0, all lengths 0, last length 0."""
+    rows = int(offsets[-1])
+    if module is padding_inductor and rows == 0:
+        # the masked load that inductor generates has another eager form; tests/compile compiles this
+        pytest.skip("only as generated code")
+    for post in (), (2,), (0,):
+        check_both(module, device, torch.randn(rows, *post), offsets, None, 3, -1.0, 0, False)
+
+
+@pytest.mark.parametrize(("module", "device"), IMPLEMENTATIONS)
+def test_any_strides_and_storage_offsets(module, device) -> None:
+    base = torch.randn(9, 6, 3)
+    for values in (
+        base[0],
+        base[0].t().contiguous().t(),
+        base.view(-1)[1:19].view(6, 3),
+        base[:, :, 0].t(),
+    ):
+        check_both(module, device, values, OFFSETS, None, 4, 0.0, 0, False)
+    raw = noise((6 * 3 + 1,), torch.uint8)[1:].view(6, 3)  # rows no word is aligned to
+    check_both(module, device, raw, OFFSETS, None, 4, 7, 0, True)
+
+
+@given(
+    st.lists(st.integers(0, 5), max_size=5),
+    st.integers(0, 6),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_round_trip(sizes, extra, left, features) -> None:
+    """C4: pad and unpad is the identity; unpad and pad masks."""
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    values = torch.randn(sum(sizes), features)
+    width = max(sizes, default=0) + extra
+    padded = padding.packed_to_padded(values, offsets, width, left=left)
+    assert torch.equal(padding.padded_to_packed(padded, offsets, left=left), values)
+
+
+def test_public_functions_and_total() -> None:
+    """K2: the total is optional; a wrong one is refused before anything is written."""
+    values = torch.randn(6, 2)
+    padded = padding.packed_to_padded(values, OFFSETS, 4, 0.5)
+    assert torch.equal(padding.padded_to_packed(padded, OFFSETS), values)
+    assert torch.equal(padding.padded_to_packed(padded, OFFSETS, 6), values)
+    for wrong in 4, 12:
+        with pytest.raises(RuntimeError, match=f"total_length {wrong}"):
+            padding.padded_to_packed(padded, OFFSETS, wrong)
+
+
+def test_operators() -> None:
+    """K1: schema, fake and autograd are registered on the operators themselves."""
+    values = torch.randn(6, 2, requires_grad=True)
+    pad, unpad = torch.ops.njt.packed_to_padded.default, torch.ops.njt.padded_to_packed.default
+    for lengths in None, GAPS:
+        opcheck(pad, (values, OFFSETS, lengths, 4, 1.5, 0, False))
+        opcheck(unpad, (torch.randn(3, 4, 2, requires_grad=True), OFFSETS, lengths, 6, 0, True))
+
+
+@pytest.mark.parametrize("lengths", [None, GAPS], ids=["packed", "gaps"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("width", [5, 2])
+def test_gradients(lengths, left, width) -> None:
+    """T5, C5, T9: each copy is the other's gradient, twice; cut rows and padding get 0."""
+    values = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    padded = torch.randn(3, width, 2, dtype=torch.float64, requires_grad=True)
+
+    def pad(v):
+        return padding.packed_to_padded(v, OFFSETS, width, 3.0, lengths=lengths, left=left) ** 2
+
+    def unpad(p):
+        return padding.padded_to_packed(p, OFFSETS, 6, lengths=lengths, left=left) ** 2
+
+    for f, x in (pad, values), (unpad, padded):
+        assert torch.autograd.gradcheck(f, x)
+        assert torch.autograd.gradgradcheck(f, x)
+
+
+def test_several_ragged_dims() -> None:
+    """K5: a list of offsets, outermost first, with gradients."""
+    levels = [torch.tensor([0, 2, 3]), torch.tensor([0, 1, 4, 6])]
+    values = torch.arange(12.0, requires_grad=True).view(6, 2)
+    padded = padding.nested_to_padded(values, levels, [2, 3], -1.0)
+    assert padded.shape == (2, 2, 3, 2)
+    assert padded[0, 1, :, 0].tolist() == [2, 4, 6]
+    assert padded[1, 1].unique().tolist() == [-1]
+    assert torch.equal(padding.padded_to_nested(padded, levels), values)
+    (grad,) = torch.autograd.grad(padded.sum(), values)
+    assert torch.equal(grad, torch.ones(6, 2))
+
+
+def test_padding_value_is_converted_once() -> None:
+    """T4."""
+    for dtype, given_value in (torch.float16, 4.2), (torch.bool, True), (torch.int32, -1):
+        wanted = torch.full((), given_value, dtype=dtype)
+        for module in padding_cpu, padding_triton, padding_inductor:
+            out = module.packed_to_padded(
+                torch.zeros(0, dtype=dtype), torch.tensor([0, 0]), None, 2, given_value, 0, False
+            )
+            if module is not padding_triton or not CUDA:
+                assert torch.equal(out, wanted.expand(1, 2))
+
+
+def test_many_segments() -> None:
+    """T8: more segments than a grid dimension of 65,535."""
+    count = 70_000
+    offsets = torch.arange(count + 1)
+    values = torch.randn(count, 1)
+    assert torch.equal(padding.packed_to_padded(values, offsets, 1)[:, 0], values)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+def test_past_two_billion_elements() -> None:
+    """T8: element offsets beyond 2**31."""
+    rows, features = 70_000, 40_000
+    values = torch.zeros(rows, features, dtype=torch.uint8, device="cuda")
+    values[-1] = 7
+    offsets = torch.tensor([0, 1, rows], device="cuda")
+    padded = padding.packed_to_padded(values, offsets, rows - 1)
+    assert int(padded[1, -1].sum()) == 7 * features
+    assert torch.equal(padding.padded_to_packed(padded, offsets, rows), values)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_no_wait_for_the_device() -> None:
+    """T7, K2: with a width and a total given nothing is read back."""
+    values, offsets = torch.randn(6, 2, device="cuda", requires_grad=True), OFFSETS.cuda()
+    padded = padding.packed_to_padded(values, offsets, 4)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        padded = padding.packed_to_padded(values, offsets, 4)
+        padding.padded_to_packed(padded, offsets, 6).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_refusals() -> None:
+    """K6 and bad input: the numbers, before any write, alike on every device."""
+    values, padded = torch.zeros(6, 2), torch.zeros(3, 4, 2)
+    calls = {
+        "floating offsets": lambda: padding.packed_to_padded(values, OFFSETS.float(), 4),
+        "two-dim offsets": lambda: padding.packed_to_padded(values, OFFSETS[None], 4),
+        "devices": lambda: padding.packed_to_padded(values, OFFSETS.to("meta"), 4),
+        "width": lambda: padding.packed_to_padded(values, OFFSETS, -1),
+        "values_dim": lambda: padding.packed_to_padded(values, OFFSETS, 4, values_dim=2),
+        "lengths": lambda: padding.packed_to_padded(values, OFFSETS, 4, lengths=GAPS[:2]),
+        "batch": lambda: padding.padded_to_packed(padded[:2], OFFSETS),
+        "total": lambda: padding.padded_to_packed(padded, OFFSETS, 5),
+        "levels": lambda: padding.nested_to_padded(values, [OFFSETS], [1, 2]),
+        "falling": lambda: padding.check_offsets(torch.tensor([0, 4, 2]), None, 4),
+        "start": lambda: padding.check_offsets(torch.tensor([1, 4]), None, 4),
+        "past": lambda: padding.check_offsets(torch.tensor([0, 9]), None, 4),
+        "gap past": lambda: padding.check_offsets(torch.tensor([0, 3, 4]), torch.tensor([1, 2]), 4),
+    }
+    lines = []
+    for name, call in calls.items():
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        lines.append(f"{name}: {caught.value}")
+    assert_expected_inline(
+        "\n".join(lines),
+        """\
+floating offsets: packed_to_padded(): got offsets (4,) of torch.float32. Expected one dim of int32 or int64. Pass offsets.flatten().long().
+two-dim offsets: packed_to_padded(): got offsets (1, 4) of torch.int64. Expected one dim of int32 or int64. Pass offsets.flatten().long().
+devices: packed_to_padded(): got rows on cpu and offsets on meta. Expected one device. Move it: offsets.to('cpu').
+width: packed_to_padded(): got width -1. Expected 0 or more. Pass the longest length.
+values_dim: packed_to_padded(): got values_dim 2 for a tensor (6, 2). Expected a dim in 0..1. Count the dims of the values, without the batch.
+lengths: packed_to_padded(): got 4 offsets and 2 lengths. Expected one offset more than lengths. Offsets hold the start of each segment and one end.
+batch: padded_to_packed(): got padded (2, 4, 2) and 4 offsets. Expected one offset more than the batch size. Check the batch dims.
+total: padded_to_packed(): got total_length 5 for offsets ending at 6. Expected the last offset. Leave it out, or pass the sum of the lengths.
+levels: nested_to_padded(): got 1 offsets tensors and 2 widths. Expected one width per offsets tensor, outermost first. Check the lists.
+falling: check_offsets(): got falling offsets [0, 4, 2] for 4 rows. Expected offsets that start at 0, never fall and stay within the rows. Build them from lengths: F.pad(lengths.cumsum(0), (1, 0)).
+start: check_offsets(): got offsets starting at 1 for 4 rows. Expected offsets that start at 0, never fall and stay within the rows. Build them from lengths: F.pad(lengths.cumsum(0), (1, 0)).
+past: check_offsets(): got offsets reaching row 9 for 4 rows. Expected offsets that start at 0, never fall and stay within the rows. Build them from lengths: F.pad(lengths.cumsum(0), (1, 0)).
+gap past: check_offsets(): got a segment of rows (3, 5) for 4 rows. Expected offsets that start at 0, never fall and stay within the rows. Build them from lengths: F.pad(lengths.cumsum(0), (1, 0)).""",
+    )
