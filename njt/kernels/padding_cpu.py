@@ -124,7 +124,7 @@ class Plan:
 
     def __init__(self, offsets: Tensor, lengths: Tensor | None) -> None:
         starts = offsets.tolist()
-        sizes = [b - a for a, b in zip(starts, starts[1:])] if lengths is None else lengths.tolist()
+        sizes = (offsets.diff() if lengths is None else lengths).tolist()
         self.segments = list(zip(starts, sizes))
         self.longest = max(sizes, default=0)
         self.count = sum(sizes)

@@ -39,7 +39,7 @@ def _packed_to_padded_kernel(
     plane, block = program // blocks, program % blocks
     b, p = plane // P, plane % P
     start = tl.load(offsets + b).to(tl.int64)
-    if HAS_LENGTHS:
+    if HAS_LENGTHS:  # noqa: SIM108, Triton compiles one branch only
         length = tl.load(lengths + b).to(tl.int64)
     else:
         length = tl.load(offsets + b + 1).to(tl.int64) - start
@@ -77,7 +77,7 @@ def _padded_to_packed_kernel(
     plane, block = program // blocks, program % blocks
     b, p = plane // P, plane % P
     start = tl.load(offsets + b).to(tl.int64)
-    if HAS_LENGTHS:
+    if HAS_LENGTHS:  # noqa: SIM108, Triton compiles one branch only
         length = tl.load(lengths + b).to(tl.int64)
     else:
         # the last segment also clears what lies between the last offset and the end
@@ -212,7 +212,7 @@ def _grid(plane: int) -> tuple[int, int]:
 def filler(padding: float, dtype: torch.dtype, word: int) -> tuple[int, int]:
     """The padding value as words: what an even and an odd word of a row of filler hold, as signed numbers."""
     key = (padding, dtype, word)
-    found = _FILLERS.get(key) if padding == padding else None  # noqa: PLR0124, a NaN is no key
+    found = _FILLERS.get(key) if padding == padding else None  # a NaN is no key
     if found is None:
         element = torch.full((1,), padding, dtype=dtype).view(torch.uint8).numpy().tobytes()
         both = (element * 16)[: 2 * word]
