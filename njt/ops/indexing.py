@@ -37,7 +37,7 @@ def component(x: NestedTensor, i: int) -> Tensor:
         start, length = structure.host_offsets()[i], structure.host_lengths()[i]
         return packed(x).narrow(x._ragged_dim - 1, start, length)
     values, d = packed(x), x._ragged_dim - 1
-    start, length = structure.offsets[:-1][i].item(), structure.seqlens[i].item()
+    start, length = structure.offsets[:-1][i].item(), structure.seqlens[i].item()  # type: ignore[assignment]
     torch._check(start >= 0)
     torch._check(length >= 0)
     torch._check(start + length <= values.shape[d])

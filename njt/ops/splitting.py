@@ -81,8 +81,8 @@ def _places_by(dense: Callable[..., Any]) -> Callable[[Any, int], list[tuple[int
     """Where dense torch would begin each piece of a dim, and how long it would be; errors included."""
 
     def places(how: Any, size: int) -> list[tuple[int, int]]:
-        pieces = dense(torch.arange(size), how)
-        return [(int(p[0]) if len(p) else 0, len(p)) for p in pieces]
+        pieces = dense(torch.empty(size, device="meta"), how)
+        return [(p.storage_offset(), p.shape[0]) for p in pieces]
 
     return places
 

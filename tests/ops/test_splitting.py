@@ -57,3 +57,12 @@ def test_batch(cut: object, layout: object) -> None:
 def test_other_numbers_of_pieces() -> None:
     with pytest.raises(RuntimeError, match=r"split\(\): got 2 along the ragged dim"):
         sample(BY_NAME["usual"]).split(2, 1)
+
+
+def test_batch_compiled() -> None:
+    """Runs of components are cut in a graph without a look at the lengths."""
+    x = sample()
+    pieces = torch.compile(lambda x: x.chunk(2), backend="aot_eager", fullgraph=True)(x)
+    for piece, wanted in zip(pieces, x.chunk(2), strict=True):
+        for got, c in zip(components(piece), components(wanted), strict=True):
+            torch.testing.assert_close(got, c)
