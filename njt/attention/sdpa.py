@@ -56,7 +56,7 @@ def scaled_dot_product_attention(
             _OP, came, "a nested query", "Make it nested: njt.as_nested_tensor(query)."
         )
     _check(query, key, value)
-    if query.dim() > 3 and query._ragged_dim == 1:  # heads are the sequence, tokens the batch
+    if query._ragged_dim == 1 and query._values.dim() > 2:  # heads are the sequence, tokens the batch
         out = F.scaled_dot_product_attention(
             bridge.values(query),
             bridge.values(_following(key, query)),
@@ -181,13 +181,15 @@ def _as_nested(t: Tensor, query: NestedTensor) -> Tensor:
 
 
 def _check(query: NestedTensor, key: NestedTensor, value: NestedTensor) -> None:
-    if any(t.dim() != query.dim() for t in (key, value)) or query.dim() not in (3, 4):
+    # counted on values: asking a wrapper costs a trip through `__torch_function__`
+    rank = query._values.dim() + 1
+    if any(t._values.dim() + 1 != rank for t in (key, value)) or rank not in (3, 4):
         came = ", ".join(errors.describe(t) for t in (query, key, value))
         raise errors.bad_shape(
             _OP, came, "(B, H, j1, D) or (B, j1, D) alike for all three", "Split the heads first."
         )
     for t in (query, key, value):
-        if t._ragged_dim not in (1, t.dim() - 2) or t._ragged_dim != query._ragged_dim:
+        if t._ragged_dim not in (1, rank - 2) or t._ragged_dim != query._ragged_dim:
             raise errors.bad_shape(
                 _OP,
                 f"{errors.describe(t)}, ragged in dim {t._ragged_dim}",

@@ -21,6 +21,8 @@ from njt.attention.varlen_call import Call
 from njt.attention.varlen_math import attention as math_attention
 
 _OP = "scaled_dot_product_attention"
+# rows of queries from which the Triton kernels' launches are hidden behind their work
+_MANY_ROWS = 16_384
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -133,6 +135,7 @@ def _call(
         and type(width) is int
         and max(at.max_q, at.max_k) <= 256
         and width <= 64
+        and query.shape[0] >= _MANY_ROWS
     )
     backend = varlen_backends.choose(
         query.device, query.dtype, fits_flash, is_causal and not same, dropout, short

@@ -29,7 +29,7 @@ class Request(NamedTuple):
     fits_flash: bool  # both head sizes are at most 256
     top_left: bool  # causal, and the lengths of queries and keys may differ
     dropout: bool
-    short: bool  # bounds are known numbers up to 256 and head sizes are at most 64
+    short: bool  # many rows, bounds are known numbers up to 256, head sizes are at most 64
 
 
 @dataclass(frozen=True)
