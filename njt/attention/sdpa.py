@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from njt import bridge, errors
+from njt import _compat, bridge, errors
 from njt.attention import varlen_backends
 from njt.attention.masked import masked_attention
 from njt.attention.varlen import Sequences, differentiable_gradients, eager_call, varlen_attention
@@ -125,7 +125,6 @@ def _eager(
         a.is_traced
         or rows[0].dim() != 3
         or torch.is_autocast_enabled(rows[0].device.type)
-        or not torch.is_grad_enabled()
     ):
         return None
     at = Sequences(
@@ -140,7 +139,14 @@ def _eager(
     )
     q, k, v = (packed.transpose(0, 1) for packed in rows)
     call = eager_call(q, k, v, at, is_causal, scale, dropout_p, enable_gqa)
-    return None if call is None else _Attention.apply(query, key, value, call)
+    if call is None:
+        return None
+    with _compat.no_torch_function():
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    if wanted:
+        return _Attention.apply(query, key, value, call)
+    out = varlen_backends.forward(q, k, v, call, keep=False)[0]
+    return NestedTensor(out.transpose(0, 1), a, 2)
 
 
 class _Attention(torch.autograd.Function):
