@@ -2,6 +2,7 @@
 
 from njt import ops  # fills the operator tables
 from njt.attention import multihead, sdpa
+from njt.bert_padding import pad_input, unpad_input
 from njt.construct import (
     as_nested_tensor,
     check_structure,
@@ -36,8 +37,10 @@ __all__ = [
     "nested_tensor_from_jagged",
     "nested_tensor_from_padded",
     "ops",
+    "pad_input",
     "patch",
     "report",
     "sdpa",
     "to_padded_tensor",
+    "unpad_input",
 ]

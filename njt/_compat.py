@@ -158,7 +158,7 @@ _UNKNOWN_SIZES = ("size_like", "unbacked_inputs", "pending_fresh_unbacked_symbol
 # Outer sizes that Dynamo is told to take for unknown, since `tie` says at once what they are: a known
 # size of 1 would be compiled in. Without these fields: a batch of one component compiles once more.
 # torch 2.11 and 2.12 look at such a size before it is tied, and refuse.
-_TIES_UNKNOWN = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
+_TIES_UNKNOWN = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 UNKNOWN_DIMS: set[int] = (
     {0} if _TIES_UNKNOWN and all(hasattr(ShapeEnv(), f) for f in _UNKNOWN_SIZES) else set()
 )
@@ -182,7 +182,7 @@ def tie(outer: Any, inner: Any) -> None:
         expr = inner.node.expr if isinstance(inner, torch.SymInt) else sympy.Integer(inner)
         if symbol.is_Symbol and symbol not in env.replacements and symbol not in expr.free_symbols:
             for field in _UNKNOWN_SIZES:
-                unknown = getattr(env, field, ())
+                unknown: Any = getattr(env, field, ())
                 if symbol in unknown:
                     unknown.remove(symbol)
             env._set_replacement(symbol, expr, "njt: outer size derived from inner size")
@@ -276,6 +276,31 @@ def flat_graph(f: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.GraphMo
 def compiler_at_work() -> bool:
     """Whether a compiler is tracing or describing tensors, in any of its stages."""
     return torch.compiler.is_compiling() or TracingContext.try_get() is not None
+
+
+def operators_run_as_they_are() -> bool:
+    """Whether a call may go past the dispatcher: no mode, transform or tangent is active, autograd is in force.
+
+    Should a torch lack one of these questions, the answer is no, and calls take the operators.
+    """
+    try:
+        return (
+            torch._C._len_torch_dispatch_stack() == 0
+            and torch._C._len_torch_function_stack() == 0
+            and not torch._C._are_functorch_transforms_active()
+            and not torch._C._dispatch_tls_is_dispatch_key_excluded(
+                DispatchKey.AutogradFunctionality
+            )
+            and torch.autograd.forward_ad._current_level < 0
+        )
+    except AttributeError:  # pragma: no cover
+        return False
+
+
+def transforms_are_active() -> bool:
+    """Whether torch.func's grad, vmap or another transform runs; no, where a torch can't be asked."""
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return active is not None and active()
 
 
 def mark_dynamic(x: Tensor, dims: set[int]) -> None:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "njt"
 # from the top down; a room is a module or a folder; rooms of one line don't know each other
 LAYERS = [
     ["njt"],
-    ["drop_in", "exporting", "testing"],
+    ["drop_in", "exporting", "testing", "bert_padding"],
     ["construct"],
     ["ops", "attention"],
     ["rules"],

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
+from njt import _compat
 from njt.kernels import padding_cpu, padding_inductor, padding_triton
 
 _LIBRARY = torch.library.Library("njt", "FRAGMENT")
@@ -34,6 +36,8 @@ IMPLEMENTATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] 
 for _key, (_pad, _unpad) in IMPLEMENTATIONS.items():
     _LIBRARY.impl("packed_to_padded", _pad, _key)
     _LIBRARY.impl("padded_to_packed", _unpad, _key)
+_BY_DEVICE = {key.lower(): both for key, both in IMPLEMENTATIONS.items()}
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def packed_to_padded(
@@ -70,9 +74,14 @@ def packed_to_padded(
         raise RuntimeError(
             f"packed_to_padded(): got width {width}. Expected 0 or more. Pass the longest length."
         )
-    return torch.ops.njt.packed_to_padded.default(
-        values, offsets, lengths, width, padding, values_dim, left
-    )
+    args = (values, offsets, lengths, width, padding, values_dim, left)
+    if _plain(values, offsets, lengths):
+        if values.requires_grad and torch.is_grad_enabled():
+            return _Pad.apply(*args)
+        return _BY_DEVICE[values.device.type][0](*args)
+    if _compat.transforms_are_active():
+        return _Pad.apply(*args)
+    return torch.ops.njt.packed_to_padded.default(*args)
 
 
 def padded_to_packed(
@@ -110,8 +119,28 @@ def padded_to_packed(
         )
     if total_length is None:
         total_length = offsets[-1].item()  # type: ignore[assignment]
-    return torch.ops.njt.padded_to_packed.default(
-        padded, offsets, lengths, total_length, values_dim, left
+    args = (padded, offsets, lengths, total_length, values_dim, left)
+    if _plain(padded, offsets, lengths):
+        if padded.requires_grad and torch.is_grad_enabled():
+            return _Unpad.apply(*args)
+        return _BY_DEVICE[padded.device.type][1](*args)
+    if _compat.transforms_are_active():
+        return _Unpad.apply(*args)
+    return torch.ops.njt.padded_to_packed.default(*args)
+
+
+def _plain(x: Tensor, offsets: Tensor, lengths: Tensor | None) -> bool:
+    """Whether nobody watches or rewrites operators, so that a call may go past the dispatcher."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in _PLAIN
+        and type(offsets) in _PLAIN
+        and (lengths is None or type(lengths) in _PLAIN)
+        and x.device.type in _BY_DEVICE
+        and _compat.operators_run_as_they_are()
+        and not profiler._is_profiler_enabled
+        and not x.is_conj()
+        and not x.is_neg()
     )
 
 
@@ -312,3 +341,87 @@ torch.library.register_autograd(
 torch.library.register_autograd(
     "njt::padded_to_packed", _unpad_backward, setup_context=_unpad_setup, lib=_LIBRARY
 )
+
+
+# the same past the dispatcher, and for torch.func: one node, whose backward is the public function again
+
+
+class _Pad(torch.autograd.Function):
+    """packed_to_padded; a dim that vmap adds is one more dim before the rows."""
+
+    @staticmethod
+    def forward(
+        values: Tensor,
+        offsets: Tensor,
+        lengths: Tensor | None,
+        width: int,
+        padding: float,
+        values_dim: int,
+        left: bool,
+    ) -> Tensor:
+        if _plain(values, offsets, lengths):
+            pad = _BY_DEVICE[values.device.type][0]
+            return pad(values, offsets, lengths, width, padding, values_dim, left)
+        return packed_to_padded(
+            values, offsets, width, padding, lengths=lengths, values_dim=values_dim, left=left
+        )
+
+    setup_context = staticmethod(_pad_setup)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        offsets, lengths = ctx.saved_tensors
+        kept = {"lengths": lengths, "values_dim": ctx.values_dim, "left": ctx.left}
+        return padded_to_packed(grad, offsets, ctx.rows, **kept), *[None] * 6
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        values, offsets, lengths, width, padding, values_dim, left = args
+        _check_vmap("packed_to_padded", in_dims)
+        values = values.movedim(in_dims[0], 0)
+        kept = {"lengths": lengths, "values_dim": values_dim + 1, "left": left}
+        return packed_to_padded(values, offsets, width, padding, **kept), 1
+
+
+class _Unpad(torch.autograd.Function):
+    """padded_to_packed; a dim that vmap adds is one more dim before the rows."""
+
+    @staticmethod
+    def forward(
+        padded: Tensor,
+        offsets: Tensor,
+        lengths: Tensor | None,
+        total_length: int,
+        values_dim: int,
+        left: bool,
+    ) -> Tensor:
+        if _plain(padded, offsets, lengths):
+            unpad = _BY_DEVICE[padded.device.type][1]
+            return unpad(padded, offsets, lengths, total_length, values_dim, left)
+        return padded_to_packed(
+            padded, offsets, total_length, lengths=lengths, values_dim=values_dim, left=left
+        )
+
+    setup_context = staticmethod(_unpad_setup)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        offsets, lengths = ctx.saved_tensors
+        kept = {"lengths": lengths, "values_dim": ctx.values_dim, "left": ctx.left}
+        return packed_to_padded(grad, offsets, ctx.width, **kept), *[None] * 5
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        padded, offsets, lengths, total_length, values_dim, left = args
+        _check_vmap("padded_to_packed", in_dims)
+        padded = padded.movedim(in_dims[0], 1)
+        kept = {"lengths": lengths, "values_dim": values_dim + 1, "left": left}
+        return padded_to_packed(padded, offsets, total_length, **kept), 0
+
+
+def _check_vmap(op: str, in_dims: tuple[Any, ...]) -> None:
+    if in_dims[1] is not None or in_dims[2] is not None:
+        raise RuntimeError(
+            f"{op}(): got offsets or lengths that vmap runs over. Expected one structure for all. "
+            f"Loop over structures."
+        )

@@ -1,6 +1,5 @@
 """Padded and packed copies: every implementation against plain loops, byte for byte."""
 
-
 from __future__ import annotations
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.optests import opcheck
 
 from njt.kernels import padding, padding_cpu, padding_inductor, padding_triton, reference
@@ -292,3 +292,33 @@ start: check_offsets(): got offsets starting at 1 for 4 rows. Expected offsets t
 past: check_offsets(): got offsets reaching row 9 for 4 rows. Expected offsets that start at 0, never fall and stay within the rows. Build them from lengths: F.pad(lengths.cumsum(0), (1, 0)).
 gap past: check_offsets(): got a segment of rows (3, 5) for 4 rows. Expected offsets that start at 0, never fall and stay within the rows. Build them from lengths: F.pad(lengths.cumsum(0), (1, 0)).""",
     )
+
+
+def test_past_the_dispatcher_as_through_it() -> None:
+    """T1: modes, transforms, tangents and the profiler meet the operators; plain calls take a shorter way."""
+    values = torch.randn(6, 2)
+    plain = padding.packed_to_padded(values, OFFSETS, 4)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        seen = padding.packed_to_padded(values, OFFSETS, 4)
+    assert torch.equal(seen, plain)
+    assert "njt::packed_to_padded" in {event.name for event in profile.events()}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(padding.packed_to_padded(values, OFFSETS, 4), FakeTensor)
+    grad = torch.func.grad(lambda v: padding.packed_to_padded(v, OFFSETS, 4).square().sum())(values)
+    assert torch.equal(grad, 2 * values)
+    many = torch.randn(6, 3, 2)
+    both = torch.func.vmap(lambda v: padding.packed_to_padded(v, OFFSETS, 4), 1, 2)(many)
+    assert torch.equal(both, padding.packed_to_padded(many, OFFSETS, 4))
+    back = torch.func.vmap(lambda p: padding.padded_to_packed(p, OFFSETS, 6), 2, 1)(both)
+    assert torch.equal(back, many)
+    lazy = torch.randn(6, 2, dtype=torch.complex64).conj()
+    assert torch.equal(
+        padding.padded_to_packed(padding.packed_to_padded(lazy, OFFSETS, 4), OFFSETS), lazy
+    )
+    nodes = [
+        padding.packed_to_padded(values.requires_grad_(), OFFSETS, 4),
+        padding.padded_to_packed(plain.requires_grad_(), OFFSETS),
+    ]
+    assert all(node.grad_fn is not None for node in nodes)
+    with torch.no_grad():
+        assert padding.packed_to_padded(values, OFFSETS, 4).grad_fn is None
