@@ -10,11 +10,11 @@ from njt.kernels.segments_index import segment_lengths
 from njt.kernels.segments_torch import wide
 
 try:
-    from njt.kernels import segments_triton
+    from njt.kernels import segments_triton, segments_triton_scan
 except ImportError:  # Triton is on Linux only
-    segments_triton = None  # type: ignore[assignment]
+    segments_triton = segments_triton_scan = None  # type: ignore[assignment]
 
-__all__ = ["broadcast", "reduce", "softmax", "softmax_backward", "ties"]
+__all__ = ["broadcast", "reduce", "scan", "softmax", "softmax_backward", "ties"]
 
 
 def _knows(*tensors: Tensor) -> bool:
@@ -171,3 +171,23 @@ def softmax_backward(
         y=output,
         dtype=output.dtype,
     )
+
+
+def scan(
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    dim: int,
+    max_seqlen: int | None,
+    name: str,
+    reverse: bool,
+    decay: Tensor | None = None,
+) -> Tensor | None:
+    if segments_triton_scan is None or values.dtype not in segments_triton_scan.DTYPES:
+        return None
+    T = values.shape[dim]
+    longest = T if max_seqlen is None else max_seqlen
+    # a program walks through its segment: few long ones leave most of the device idle
+    if longest > 4096 and values.numel() < longest * 4096:
+        return None
+    return segments_triton_scan.scan(values, offsets, lengths, dim, name, reverse, decay=decay)

@@ -201,15 +201,29 @@ def _ties_cuda(grad, values, output, offsets, lengths, ids, dim, max_seqlen):
 
 
 def _scan(values, offsets, lengths, ids, dim, max_seqlen, name, reverse):
-    if values.device.type == "cpu":
-        own = segments_cpu.scan(values, offsets, lengths, dim, name, reverse)
-        if own is not None:
-            return own
-        return segments_torch.scan_bucketed(values, offsets, lengths, dim, name, reverse)
+    own = segments_cpu.scan(values, offsets, lengths, dim, name, reverse)
+    if own is not None:
+        return own
+    return segments_torch.scan_bucketed(values, offsets, lengths, dim, name, reverse)
+
+
+def _scan_cuda(values, offsets, lengths, ids, dim, max_seqlen, name, reverse):
+    own = segments_cuda.scan(values, offsets, lengths, dim, max_seqlen, name, reverse)
+    if own is not None:
+        return own
     return segments_torch.scan(values, offsets, lengths, ids, dim, max_seqlen, name, reverse)
 
 
 def _recurrence(values, decay, offsets, lengths, ids, dim, max_seqlen, reverse):
+    return segments_torch.recurrence(values, decay, offsets, lengths, ids, dim, max_seqlen, reverse)
+
+
+def _recurrence_cuda(values, decay, offsets, lengths, ids, dim, max_seqlen, reverse):
+    own = segments_cuda.scan(
+        values, offsets, lengths, dim, max_seqlen, "recurrence", reverse, decay
+    )
+    if own is not None:
+        return own
     return segments_torch.recurrence(values, decay, offsets, lengths, ids, dim, max_seqlen, reverse)
 
 
@@ -225,8 +239,8 @@ for _name, _cpu, _cuda in (
     ("segment_softmax", _softmax, _softmax_cuda),
     ("segment_softmax_backward", _softmax_backward, _softmax_backward_cuda),
     ("segment_ties", _ties, _ties_cuda),
-    ("segment_scan", _scan, _scan),
-    ("segment_recurrence", _recurrence, _recurrence),
+    ("segment_scan", _scan, _scan_cuda),
+    ("segment_recurrence", _recurrence, _recurrence_cuda),
     ("segment_sort", _sort, _sort),
 ):
     LIBRARY.impl(_name, _cpu, "CPU")

@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from njt.kernels import segments, segments_cuda, segments_torch, segments_triton
+from njt.kernels import (
+    segments,
+    segments_cuda,
+    segments_torch,
+    segments_triton,
+    segments_triton_scan,
+)
 from njt.kernels.segments_reference import per_segment, rowwise
 
 TOLERANCE = {
@@ -562,3 +568,56 @@ def test_triton_nan_and_infinities(name: str) -> None:
         ours = segments_cuda.reduce(*place, name)
         want = per_segment(getattr(torch, name), x, offsets, None, 0)
     torch.testing.assert_close(ours.cpu(), want, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"])
+@pytest.mark.parametrize("batch", ["usual", "gaps"])
+def test_triton_scan(batch: str, name: str, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles a segment, with ties and nan, against the scan by doubling."""
+    monkeypatch.setattr(segments_triton_scan, "_TILE", 8)
+    chosen = TRITON_BATCHES[batch]
+    x = chosen.values(torch.float32, 1, ties)
+    x = torch.where(torch.rand(x.shape) < 0.1, torch.nan, x)
+    place = [None if v is None else v.to(TRITON) for v in chosen.place().values()]
+    ours = segments_triton_scan.scan(x.to(TRITON), *place, 1, name, reverse)
+    want = segments_torch.scan(x, *chosen.place().values(), None, 1, None, name, reverse)
+    torch.testing.assert_close(ours.cpu(), want, equal_nan=True)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_triton_recurrence(reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments_triton_scan, "_TILE", 8)
+    chosen = TRITON_BATCHES["gaps"]
+    x, decay = (chosen.values(torch.float32, 0) for _ in range(2))
+    place = [None if v is None else v.to(TRITON) for v in chosen.place().values()]
+    ours = segments_triton_scan.scan(
+        x.to(TRITON), *place, 0, "recurrence", reverse, decay=decay.to(TRITON)
+    )
+    want = segments_torch.recurrence(x, decay, *chosen.place().values(), None, 0, None, reverse)
+    torch.testing.assert_close(ours.cpu(), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("batch", ["usual", "gaps", "long"])
+@pytest.mark.parametrize("name", CASES)
+def test_cuda_equals_cpu_without_a_sync(name: str, batch: str) -> None:
+    case, chosen = CASES[name], BATCHES[batch]
+    x = chosen.values(torch.float64, 1, case.draw).requires_grad_()
+    y = x.detach().cuda().requires_grad_()
+    place = chosen.place()
+    on_cuda = {k: None if v is None else v.cuda() for k, v in place.items()}
+    want = case.ours(x, dim=1, **place)
+    cotangent = torch.randn_like(want)
+    there = cotangent.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ours = case.ours(y, dim=1, **on_cuda)
+        (got,) = torch.autograd.grad(ours, y, there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(ours.cpu(), want, equal_nan=True)
+    (wanted,) = torch.autograd.grad(want, x, cotangent)
+    torch.testing.assert_close(got.cpu(), wanted, equal_nan=True)
