@@ -83,7 +83,13 @@ def test_write_through_view(write: object, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "write", [lambda x: x.add_(1), lambda x: x[0].add_(1), lambda x: x[..., 0].add_(1), lambda x: x.values().add_(1)]
+    "write",
+    [
+        lambda x: x.add_(1),
+        lambda x: x[0].add_(1),
+        lambda x: x[..., 0].add_(1),
+        lambda x: x.values().add_(1),
+    ],
 )
 @pytest.mark.parametrize("grad", [True, False])
 def test_version_counter(write: object, grad: bool) -> None:

@@ -56,7 +56,9 @@ def scaled_dot_product_attention(
             _OP, came, "a nested query", "Make it nested: njt.as_nested_tensor(query)."
         )
     _check(query, key, value)
-    if query._ragged_dim == 1 and query._values.dim() > 2:  # heads are the sequence, tokens the batch
+    if (
+        query._ragged_dim == 1 and query._values.dim() > 2
+    ):  # heads are the sequence, tokens the batch
         out = F.scaled_dot_product_attention(
             bridge.values(query),
             bridge.values(_following(key, query)),
@@ -121,11 +123,7 @@ def _eager(
     """The whole of it as one autograd node, where nothing traces; None where something stands against it."""
     a, b = query._structure, key._structure
     rows = [t._values for t in (query, key, value)]
-    if (
-        a.is_traced
-        or rows[0].dim() != 3
-        or torch.is_autocast_enabled(rows[0].device.type)
-    ):
+    if a.is_traced or rows[0].dim() != 3 or torch.is_autocast_enabled(rows[0].device.type):
         return None
     at = Sequences(
         a.offsets,
@@ -167,10 +165,12 @@ class _Attention(torch.autograd.Function):
         query, key, value, out, *state = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted
             rows = [_rows(t) for t in (_following(grad, query), query, key, value)]
-            found = differentiable_gradients(*rows, ctx.call)
+            found = differentiable_gradients(rows[0], rows[1], rows[2], rows[3], ctx.call)
         else:
             rows = [t._values.transpose(0, 1) for t in (_following(grad, query), query, key, value)]
-            found = varlen_backends.backward(*rows, out, *state, ctx.call)
+            found = varlen_backends.backward(
+                rows[0], rows[1], rows[2], rows[3], out, *state, ctx.call
+            )
         return *(
             None if g is None else bridge.wrap(g.transpose(0, 1), t._structure, 2, t)
             for g, t in zip(found, (query, key, value))

@@ -124,7 +124,9 @@ def _rows_of(y: NestedTensor, cut: slice, which: Tensor | None) -> tuple[Tensor,
     return rows, torch.repeat_interleave(found.seqlens, output_size=rows.shape[0])
 
 
-def _in_line(y: NestedTensor, value: Any, rows: Tensor, ids: Tensor | None, rows_first: Tensor) -> Tensor:
+def _in_line(
+    y: NestedTensor, value: Any, rows: Tensor, ids: Tensor | None, rows_first: Tensor
+) -> Tensor:
     """A value as the rows that it is written to."""
     if not isinstance(value, Tensor):
         return torch.as_tensor(value, dtype=rows_first.dtype, device=rows_first.device)
@@ -148,7 +150,11 @@ def _in_line(y: NestedTensor, value: Any, rows: Tensor, ids: Tensor | None, rows
         value = value[(None,) * (y.dim() - value.dim())]
     if value.shape[d + 1] != 1:
         host = y._structure
-        if host.is_traced or host.min_seqlen != host.max_seqlen or host.max_seqlen != value.shape[d + 1]:
+        if (
+            host.is_traced
+            or host.min_seqlen != host.max_seqlen
+            or host.max_seqlen != value.shape[d + 1]
+        ):
             raise errors.not_broadcastable("setitem", y, value, "its rows don't match")
         count = int(rows.shape[0]) // value.shape[d + 1]
         return value.movedim(d + 1, 1).expand(count, *[-1] * (y.dim() - 1)).flatten(0, 1)

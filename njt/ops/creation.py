@@ -35,10 +35,21 @@ class Like:
         return NestedTensor(out, x._structure.to(out.device), x._ragged_dim)
 
 
-for _name in (
-    "empty_like ones_like zeros_like full_like rand_like randn_like randint_like _to_copy bernoulli "
-    "poisson pin_memory _pin_memory normal_functional"
-).split():
+for _name in [
+    "empty_like",
+    "ones_like",
+    "zeros_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "_to_copy",
+    "bernoulli",
+    "poisson",
+    "pin_memory",
+    "_pin_memory",
+    "normal_functional",
+]:
     for _overload_name in getattr(aten, _name).overloads():
         if not _overload_name.endswith("out"):
             declare(getattr(getattr(aten, _name), _overload_name), Like())
@@ -111,7 +122,10 @@ def _copy_(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     x, source = call["self"], call["src"]
     if not isinstance(x, NestedTensor):
         raise errors.bad_type(
-            "copy_", "a nested source for a dense tensor", "a nested target", "Pad the source first."
+            "copy_",
+            "a nested source for a dense tensor",
+            "a nested target",
+            "Pad the source first.",
         )
     if isinstance(source, Tensor) and source.device != x.device:
         if isinstance(source, NestedTensor):

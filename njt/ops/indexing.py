@@ -125,7 +125,9 @@ def rows_of_components(structure: Structure, which: Tensor) -> tuple[Tensor, Str
     """The rows of the components `which`, and the structure that they have one after the other."""
     if structure.is_traced or structure._host is None or which.device.type != "cpu":
         counts = structure.seqlens[which]
-        found = Structure.find(torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(structure.offsets.dtype))
+        found = Structure.find(
+            torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(structure.offsets.dtype)
+        )
         total = None
     else:
         host = structure.host_lengths()
@@ -177,7 +179,9 @@ def rows_between(x: NestedTensor, cut: slice) -> NestedTensor:
 def every(structure: Structure, step: int) -> tuple[Tensor, Structure]:
     """Every `step`-th row of each component, and the structure of those rows."""
     counts = (structure.seqlens + step - 1) // step
-    found = Structure.find(torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(structure.offsets.dtype))
+    found = Structure.find(
+        torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(structure.offsets.dtype)
+    )
     ids = torch.repeat_interleave(counts)
     place = torch.arange(ids.shape[0], device=ids.device) - found.offsets[:-1].long()[ids]
     return structure.offsets[:-1].long()[ids] + place * step, found
@@ -218,11 +222,12 @@ def is_list(item: Any) -> bool:
 def items_of(x: NestedTensor, index: Any) -> list[Any]:
     """One entry per dim of `x`, and None where a dim comes in."""
     items = list(index) if isinstance(index, tuple) else [index]
-    items = [
-        torch.as_tensor(a) if isinstance(a, (list, range)) else _number(a) for a in items
-    ]
+    items = [torch.as_tensor(a) if isinstance(a, (list, range)) else _number(a) for a in items]
     # a list of nothing is a list of numbers
-    items = [a.long() if isinstance(a, Tensor) and a.numel() == 0 and a.is_floating_point() else a for a in items]
+    items = [
+        a.long() if isinstance(a, Tensor) and a.numel() == 0 and a.is_floating_point() else a
+        for a in items
+    ]
     used = sum(a is not None and a is not Ellipsis for a in items)
     if used > x.dim():
         raise IndexError(f"too many indices for tensor of dimension {x.dim()}")
@@ -234,7 +239,12 @@ def items_of(x: NestedTensor, index: Any) -> list[Any]:
 
 
 def _number(item: Any) -> Any:
-    if isinstance(item, Tensor) and item.dim() == 0 and not item.is_nested and item.dtype is not torch.bool:
+    if (
+        isinstance(item, Tensor)
+        and item.dim() == 0
+        and not item.is_nested
+        and item.dtype is not torch.bool
+    ):
         return int(item)
     return item
 
@@ -245,7 +255,10 @@ def getitem(x: Any, index: Any) -> Tensor:
         return component(x, index)
     if not isinstance(x, NestedTensor):
         raise errors.bad_type(
-            "getitem", f"{errors.describe(x)} with a nested index", "a nested tensor", "Index x.values()."
+            "getitem",
+            f"{errors.describe(x)} with a nested index",
+            "a nested tensor",
+            "Index x.values().",
         )
     if isinstance(index, Tensor) and index.is_nested:
         return _where_true(x, index)
@@ -303,7 +316,9 @@ def by_features(x: NestedTensor, rest: list[Any], at: int) -> NestedTensor:
         r += not isinstance(item, int) and (not is_list(item) or item is rest[lists[0]])
     extra = sum(rest[k].dim() - 1 for k in lists[:1]) if lists and lists[0] < at else 0
     values = packed(x)[(*rest[:at], _ALL, *rest[at + 1 :])]
-    return seen(values, x, r + extra) if not lists else bridge.wrap(values, x._structure, r + extra, x)
+    return (
+        seen(values, x, r + extra) if not lists else bridge.wrap(values, x._structure, r + extra, x)
+    )
 
 
 def _by_rows(x: NestedTensor, rows: Tensor, rest: list[Any], at: int, at_front: bool) -> Tensor:
@@ -325,7 +340,11 @@ def pairs(x: NestedTensor, first: Tensor, second: Tensor) -> Tensor:
     i = as_numbers(second, structure)
     counts = structure.seqlens.long()[which]
     index = torch.where(i < 0, i + counts, i)
-    if not structure.is_traced and index.device.type == "cpu" and bool(((index < 0) | (index >= counts)).any()):
+    if (
+        not structure.is_traced
+        and index.device.type == "cpu"
+        and bool(((index < 0) | (index >= counts)).any())
+    ):
         raise IndexError(f"an index is out of bounds for dimension {x._ragged_dim}")
     return structure.offsets[:-1].long()[which] + index
 
@@ -339,7 +358,10 @@ def mask_values(x: NestedTensor, mask: Tensor, op: str) -> tuple[Tensor, Tensor]
     """Values of `x` without gaps, and the mask in line with them; fewer dims of the mask: whole rows."""
     if mask.dtype is not torch.bool:
         raise errors.bad_type(
-            op, f"a nested index of {mask.dtype}", "a nested mask of bool", "Use x.gather for numbers."
+            op,
+            f"a nested index of {mask.dtype}",
+            "a nested mask of bool",
+            "Use x.gather for numbers.",
         )
     if isinstance(mask, NestedTensor) and mask._structure is not x._structure:
         mask = bridge.align(mask, x, op)
@@ -361,7 +383,9 @@ def _where_true(x: NestedTensor, mask: Tensor, op: str = "getitem") -> NestedTen
         counts = chosen.flatten(1).sum(1) if chosen.dim() > 1 else chosen.long()
         counts = _sums(counts, structure)
         taken = values[chosen]
-    found = Structure.find(torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(structure.offsets.dtype))
+    found = Structure.find(
+        torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(structure.offsets.dtype)
+    )
     return bridge.wrap(taken, found, 1, x)
 
 

@@ -35,7 +35,9 @@ def _leading(op: str, tensors: Sequence[Any]) -> NestedTensor:
 def _equal_rows(t: Tensor, x: NestedTensor, op: str) -> NestedTensor:
     """A dense (B, *pre, S, *post) as a nested tensor of B components of length S, compact."""
     r = x._ragged_dim
-    structure = Structure.from_lengths([t.shape[r]] * t.shape[0], t.device, x._structure.offsets.dtype)
+    structure = Structure.from_lengths(
+        [t.shape[r]] * t.shape[0], t.device, x._structure.offsets.dtype
+    )
     rows = t.movedim(r, 1).flatten(0, 1).movedim(0, r - 1)
     return bridge.wrap(rows, structure, r, x)
 
@@ -67,7 +69,8 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> NestedTensor:
     if dim not in (0, x._ragged_dim):
         return _wider(x, tensors, dim)
     parts = [
-        bridge.compact(t) if isinstance(t, NestedTensor) else _equal_rows(t, x, "cat") for t in tensors
+        bridge.compact(t) if isinstance(t, NestedTensor) else _equal_rows(t, x, "cat")
+        for t in tensors
     ]
     if dim == 0:
         return _more_components(x, parts)
@@ -92,7 +95,9 @@ def _more_components(x: NestedTensor, parts: list[NestedTensor]) -> NestedTensor
     packed = torch.cat([bridge.values(p) for p in parts], x._ragged_dim - 1)
     hosts, offsets = _host_lengths(parts), x._structure.offsets
     if hosts is not None:
-        structure = Structure.from_lengths([n for h in hosts for n in h], packed.device, offsets.dtype)
+        structure = Structure.from_lengths(
+            [n for h in hosts for n in h], packed.device, offsets.dtype
+        )
     else:
         structure = _structure_of(torch.cat([p._structure.seqlens for p in parts]), offsets.dtype)
     return bridge.wrap(packed, structure, x._ragged_dim, x)
@@ -173,7 +178,9 @@ def _tile(x: Any, *given: Any, **named: Any) -> NestedTensor:
     return _repeat(x, *[1] * (x.dim() - len(sizes)), *sizes)
 
 
-def _repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Tensor:
+def _repeat_interleave(
+    x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
+) -> Tensor:
     if dim is None:
         flat = x.flatten()
         return torch.repeat_interleave(flat, repeats, output_size=output_size)
@@ -204,14 +211,18 @@ def _repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_s
     rows = torch.repeat_interleave(bridge.values(x), repeats, d)
     host = None if structure.is_traced else structure._host
     if host is not None:
-        found = Structure.from_lengths([n * repeats for n in host], x.device, structure.offsets.dtype)
+        found = Structure.from_lengths(
+            [n * repeats for n in host], x.device, structure.offsets.dtype
+        )
     else:
         found = Structure.find(structure.offsets * repeats)
     return bridge.wrap(rows, found, d + 1, x)
 
 
 def _broadcast_tensors(*tensors: Any) -> list[Tensor]:
-    given = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    given = (
+        list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    )
     total: Any = sum(torch.zeros_like(t, dtype=torch.float32) for t in given)
     return [t.expand_as(total) for t in given]
 

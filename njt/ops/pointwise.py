@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from njt.registry import declare, declare_named, declare_tag, overloads
+import torch
+from torch._ops import OpOverload
+
+from njt import dims
+from njt.registry import declare, declare_named, declare_tag, implements, overloads
 from njt.rules.pointwise import Pointwise, PointwiseAbove
+from njt.tensor import NestedTensor
 
 declare_tag(torch.Tag.pointwise, Pointwise())
 
@@ -67,3 +72,17 @@ for _name in UNTAGGED:
 # torch's derivatives of these make dense zeros of the operand's sizes, or know no complex nested views
 for _function in (torch.complex, torch.copysign, torch.nextafter, torch.polar, torch.sgn):
     declare_named(_function.__name__, PointwiseAbove(_function), aten=())
+
+
+@implements(torch.ops.aten._nested_sum_backward.default)
+def _nested_sum_backward(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> NestedTensor:
+    # torch's own sums of broadcast gradients end here when they are differentiated once more
+    grad, x, dim, keepdim = (*args, None, False)[:4]
+    if not keepdim:
+        for d in sorted(dims.canonical_all(dim, x.dim())):
+            grad = grad.unsqueeze(d)
+    return Pointwise()(
+        torch.ops.aten.add.Tensor, (x.with_values(torch.zeros_like(x._values)), grad), {}
+    )

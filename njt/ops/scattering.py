@@ -40,7 +40,10 @@ class Along:
         op = self.dense.__name__
         if not isinstance(x, NestedTensor):
             raise errors.bad_type(
-                op, f"{errors.describe(x)} with a nested operand", "a nested tensor first", "Pad them."
+                op,
+                f"{errors.describe(x)} with a nested operand",
+                "a nested tensor first",
+                "Pad them.",
             )
         dim = dims.canonical(dim, x.dim())
         d = x._ragged_dim - 1
@@ -101,9 +104,17 @@ class Along:
         shape = [1] * inner.dim()
         shape[d] = -1
         limit = segments.broadcast(counts, there.offsets, rows, lengths=None, dim=0).view(shape)
-        if not there.is_traced and inner.device.type == "cpu" and bool(((inner < 0) | (inner >= limit)).any()):
-            raise IndexError(f"an index is out of bounds for dimension {d + 1} of {errors.describe(x)}")
-        return inner + segments.broadcast(begins, there.offsets, rows, lengths=None, dim=0).view(shape)
+        if (
+            not there.is_traced
+            and inner.device.type == "cpu"
+            and bool(((inner < 0) | (inner >= limit)).any())
+        ):
+            raise IndexError(
+                f"an index is out of bounds for dimension {d + 1} of {errors.describe(x)}"
+            )
+        return inner + segments.broadcast(begins, there.offsets, rows, lengths=None, dim=0).view(
+            shape
+        )
 
 
 for _name in ("scatter", "scatter_add", "scatter_reduce"):
@@ -120,7 +131,10 @@ for _name in ("index_fill", "index_add", "index_copy"):
 def _take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Tensor:
     if dim is None:
         raise errors.bad_type(
-            "take_along_dim", f"no dim for {errors.describe(x)}", "dim=", "Name the dim to take along."
+            "take_along_dim",
+            f"no dim for {errors.describe(x)}",
+            "dim=",
+            "Name the dim to take along.",
         )
     dim = dims.canonical(dim, x.dim())
     if isinstance(indices, NestedTensor) and dim != x._ragged_dim:

@@ -30,7 +30,10 @@ class Split:
     """
 
     def __init__(
-        self, dense: Callable[..., Any], places: Callable[[Any, int], list[tuple[int, int]]], *aliases: str
+        self,
+        dense: Callable[..., Any],
+        places: Callable[[Any, int], list[tuple[int, int]]],
+        *aliases: str,
     ) -> None:
         self.dense = dense
         self.places = places
@@ -51,7 +54,9 @@ class Split:
         each = [self.places(how, n) for n in structure.host_lengths()] or [self.places(how, 0)]
         return self._rows(x, each, how)
 
-    def _rows(self, x: NestedTensor, places: list[list[tuple[int, int]]], how: Any) -> tuple[Tensor, ...]:
+    def _rows(
+        self, x: NestedTensor, places: list[list[tuple[int, int]]], how: Any
+    ) -> tuple[Tensor, ...]:
         """Piece k of every component, the other rows of which are gaps."""
         counts = {len(ps) for ps in places}
         if len(counts) != 1:

@@ -120,7 +120,10 @@ for _name in ("set_", "resize_", "resize_as_", "apply_", "map_", "map2_"):
 
 def _packs_numpy(x: Any, *args: Any, **options: Any) -> Any:
     raise errors.bad_type(
-        "numpy", errors.describe(x), "a dense tensor", "Use x.values().numpy(), or [c.numpy() for c in x]."
+        "numpy",
+        errors.describe(x),
+        "a dense tensor",
+        "Use x.values().numpy(), or [c.numpy() for c in x].",
     )
 
 

@@ -29,11 +29,16 @@ def packed(x: NestedTensor) -> Tensor:
 
 
 def seen(
-    values: Tensor, x: NestedTensor, ragged_dim: int | None = None, structure: Structure | None = None
+    values: Tensor,
+    x: NestedTensor,
+    ragged_dim: int | None = None,
+    structure: Structure | None = None,
 ) -> NestedTensor:
     """A view of the values of `x` as a nested tensor, of the structure of `x` unless another is given."""
     ragged_dim = x._ragged_dim if ragged_dim is None else ragged_dim
-    return bridge.nested_view(values, x._structure if structure is None else structure, ragged_dim, x)
+    return bridge.nested_view(
+        values, x._structure if structure is None else structure, ragged_dim, x
+    )
 
 
 def inner_dim(op: str, x: NestedTensor, dim: int, ragged: bool = False) -> int:

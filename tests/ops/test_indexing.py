@@ -16,7 +16,9 @@ NEW = {"new_structure": True}
 
 def index_like(x: torch.Tensor, high: int, last: int) -> torch.Tensor:
     """A nested index of the structure of `x` into a dim of size `high`."""
-    return torch.randint_like(x[..., :1].expand(*[-1] * (x.dim() - 1), last), high, dtype=torch.int64)
+    return torch.randint_like(
+        x[..., :1].expand(*[-1] * (x.dim() - 1), last), high, dtype=torch.int64
+    )
 
 
 FEATURES = [
@@ -136,7 +138,9 @@ def test_pairs() -> None:
         x[:, 1]
 
 
-@pytest.mark.parametrize("layout", [s for s in STRUCTURES if s.ragged_dim == 1 and len(s.lengths) > 2], ids=str)
+@pytest.mark.parametrize(
+    "layout", [s for s in STRUCTURES if s.ragged_dim == 1 and len(s.lengths) > 2], ids=str
+)
 @pytest.mark.parametrize(
     "write",
     [
@@ -174,7 +178,9 @@ ASSIGNMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["usual", "gaps", "empty components", "strided values", "int32 offsets"])
+@pytest.mark.parametrize(
+    "name", ["usual", "gaps", "empty components", "strided values", "int32 offsets"]
+)
 @pytest.mark.parametrize("case", list(ASSIGNMENTS))
 def test_assign(case: str, name: str) -> None:
     index, value = ASSIGNMENTS[case]
@@ -239,7 +245,9 @@ def test_masks_give_nested() -> None:
 
 def test_gather_over_rows() -> None:
     x = sample(requires_grad=True)
-    index = njt.nested_tensor([torch.tensor([[2] * 4, [0] * 4]), torch.zeros(1, 4).long(), torch.tensor([[3] * 4])])
+    index = njt.nested_tensor(
+        [torch.tensor([[2] * 4, [0] * 4]), torch.zeros(1, 4).long(), torch.tensor([[3] * 4])]
+    )
     got = x.gather(1, index)
     same(got.detach(), [p.gather(0, i) for p, i in zip(components(x), components(index))])
     with pytest.raises(IndexError):

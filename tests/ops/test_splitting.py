@@ -40,7 +40,9 @@ def test_compiled(case: Case) -> None:
 
 
 @pytest.mark.parametrize("layout", [s for s in STRUCTURES if s.lengths], ids=str)
-@pytest.mark.parametrize("cut", [lambda x: x.chunk(2), lambda x: x.split(1), lambda x: torch.tensor_split(x, 3)])
+@pytest.mark.parametrize(
+    "cut", [lambda x: x.chunk(2), lambda x: x.split(1), lambda x: torch.tensor_split(x, 3)]
+)
 def test_batch(cut: object, layout: object) -> None:
     x = sample(layout)  # type: ignore[arg-type]
     parts = components(x)
