@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 from collections.abc import Callable
 from functools import cache, wraps
 from pathlib import Path
@@ -349,7 +350,7 @@ def register_inductor_decomposition(overload: Any, decomposition: Any) -> bool:
     Imports inductor, which takes seconds: to be called when something is compiled, not before.
     """
     try:
-        from torch._inductor import decomposition as inductor
+        inductor = importlib.import_module("torch._inductor.decomposition")
     except ImportError:  # pragma: no cover
         return False
     inductor.decompositions[overload] = decomposition
