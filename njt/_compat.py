@@ -298,12 +298,6 @@ def operators_run_as_they_are() -> bool:
         return False
 
 
-def transforms_are_active() -> bool:
-    """Whether torch.func's grad, vmap or another transform runs; no, where a torch can't be asked."""
-    active = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return active is not None and active()
-
-
 def mark_dynamic(x: Tensor, dims: set[int]) -> None:
     """Tells Dynamo that these dims vary from batch to batch, as a hint and not as a demand.
 

@@ -79,7 +79,7 @@ def packed_to_padded(
         if values.requires_grad and torch.is_grad_enabled():
             return _PadPlain.apply(*args)
         return _BY_DEVICE[values.device.type][0](*args)
-    if _compat.transforms_are_active():
+    if _compat.functorch_active():
         return _Pad.apply(*args)
     return torch.ops.njt.packed_to_padded.default(*args)
 
@@ -124,7 +124,7 @@ def padded_to_packed(
         if padded.requires_grad and torch.is_grad_enabled():
             return _UnpadPlain.apply(*args)
         return _BY_DEVICE[padded.device.type][1](*args)
-    if _compat.transforms_are_active():
+    if _compat.functorch_active():
         return _Unpad.apply(*args)
     return torch.ops.njt.padded_to_packed.default(*args)
 
@@ -267,7 +267,8 @@ def _check_levels(op: str, offsets: Sequence[Tensor], widths: Sequence[Any]) -> 
 
 
 def _tell_inductor() -> None:
-    if torch.compiler.is_compiling():
+    # not torch.compiler.is_compiling(): torch 2.11 says no while Dynamo runs fakes
+    if _compat.compiler_at_work():
         padding_inductor.register()
 
 

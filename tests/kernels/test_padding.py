@@ -298,7 +298,8 @@ def test_past_the_dispatcher_as_through_it() -> None:
     """T1: modes, transforms, tangents and the profiler meet the operators; plain calls take a shorter way."""
     values = torch.randn(6, 2)
     plain = padding.packed_to_padded(values, OFFSETS, 4)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         seen = padding.packed_to_padded(values, OFFSETS, 4)
     assert torch.equal(seen, plain)
     assert "njt::packed_to_padded" in {event.name for event in profile.events()}
