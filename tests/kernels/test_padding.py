@@ -204,16 +204,18 @@ def test_several_ragged_dims() -> None:
     assert torch.equal(grad, torch.ones(6, 2))
 
 
-def test_padding_value_is_converted_once() -> None:
+@pytest.mark.parametrize(("module", "device"), IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("dtype", "filler"), [(torch.float16, 4.2), (torch.bool, True), (torch.int32, -1)], ids=str
+)
+def test_padding_value_is_converted_once(module, device, dtype, filler) -> None:
     """T4."""
-    for dtype, given_value in (torch.float16, 4.2), (torch.bool, True), (torch.int32, -1):
-        wanted = torch.full((), given_value, dtype=dtype)
-        for module in padding_cpu, padding_triton, padding_inductor:
-            out = module.packed_to_padded(
-                torch.zeros(0, dtype=dtype), torch.tensor([0, 0]), None, 2, given_value, 0, False
-            )
-            if module is not padding_triton or not CUDA:
-                assert torch.equal(out, wanted.expand(1, 2))
+    values = torch.zeros(1, dtype=dtype, device=device)
+    offsets = torch.tensor([0, 0, 1], device=device)
+    out = module.packed_to_padded(values, offsets, None, 2, filler, 0, False)
+    wanted = torch.full((), filler, dtype=dtype, device=device)
+    assert torch.equal(out[0], wanted.expand(2))
+    assert torch.equal(out[1, 1], wanted)
 
 
 def test_many_segments() -> None:
