@@ -51,17 +51,39 @@ def to_padded_tensor(
     width: Any = None
     if output_size is not None:
         width = _checked_width(op, x, output_size)
-    if width is None:
-        width = structure.max_seqlen
+    left = padding_side == "left"
+    if width is None and structure.is_traced:
+        return _longest_in_graph(x, padding, left)
     return padding_kernels.packed_to_padded(
         bridge.values(x),
         structure.offsets,
-        width,
+        structure.max_seqlen if width is None else width,
         padding,
         lengths=structure.lengths,
         values_dim=d - 1,
-        left=padding_side == "left",
+        left=left,
     )
+
+
+def _longest_in_graph(x: NestedTensor, padding: float, left: bool) -> Tensor:
+    """As wide as the longest component, cut from the bound that came into the graph.
+
+    That bound is a size of an input and the width is not: a backward graph must be given the bound, or
+    inductor can't tell where the width in the shape of its gradient comes from.
+    """
+    structure, d = x._structure, x._ragged_dim
+    width = structure.max_seqlen
+    bound = width if structure.known_max_seqlen is None else structure.longest_bound
+    padded = padding_kernels.packed_to_padded(
+        bridge.values(x),
+        structure.offsets,
+        bound,
+        padding,
+        lengths=structure.lengths,
+        values_dim=d - 1,
+        left=left,
+    )
+    return padded if bound is width else padded.narrow(d, bound - width if left else 0, width)
 
 
 def _checked_width(op: str, x: NestedTensor, output_size: Sequence[int]) -> Any:
