@@ -3,8 +3,11 @@
     python benchmarks/conversion.py [--device cuda] [--quick] [--json FILE] [--peers njt,aten]
 
 First table: the share of the floor that each peer reaches, in per cent, more is better. The floor is a copy
-of (bytes read + bytes written) / 2, timed in the same run. CUDA: replays of a CUDA graph, so that launch cost
-is out; a peer that can't be captured (marked *) is timed between events. CPU: process time, one thread.
+of (bytes read + bytes written) / 2, timed in the same run; on CUDA the faster of the driver's copy and an
+elementwise kernel, because the driver's copy alone was seen at two thirds of the memory's speed. The TB/s of
+floor and njt stand beside it: a floor far below the memory's speed makes its row meaningless, and one far above
+says that the batch fits in the cache. CUDA: replays of a CUDA graph, so that launch cost is out; a peer that
+can't be captured (marked *) is timed between events. CPU: process time, one thread.
 Second table: small sizes, microseconds a call with launch cost in.
 """
 
@@ -110,15 +113,20 @@ def calls(cell: Cell, back: bool, peers: list[str]) -> dict[str, Callable[[], An
     return {name: call for name, call in known.items() if name in peers and call is not None}
 
 
-def floor_call(cell: Cell, back: bool) -> Callable[[], Any]:
-    """A copy of half the bytes that the conversion has to read and write."""
+def bytes_moved(cell: Cell, back: bool) -> int:
+    """What the conversion has to read and write."""
     used, whole = (x.numel() * x.element_size() for x in (cell.values, cell.padded))
-    moved = used + (used if back else whole)
-    source = torch.ones(max(moved // 2, 1), dtype=torch.uint8, device=cell.values.device)
+    return used + (used if back else whole)
+
+
+def floor_calls(cell: Cell, back: bool) -> list[Callable[[], Any]]:
+    """Copies of half the bytes that the conversion moves, by each way there is; the fastest is the floor."""
+    words = max(bytes_moved(cell, back) // 16, 1)
+    source = torch.ones(words, dtype=torch.int64, device=cell.values.device)
     if source.is_cuda:
         target = torch.empty_like(source)
-        return lambda: target.copy_(source)
-    return source.clone  # like the peers, into fresh memory
+        return [lambda: target.copy_(source), lambda: torch.bitwise_not(source, out=target)]
+    return [source.clone]  # like the peers, into fresh memory
 
 
 def events(run: Callable[[], Any], repeat: int) -> float:
@@ -174,7 +182,8 @@ def capturable(name: str, back: bool) -> bool:
 def measure(cell: Cell, back: bool, peers: list[str], device: str) -> dict[str, Any]:
     """Seconds of the floor and of each peer; a peer that refuses the dtype has a text instead."""
     timed = seconds_cuda if device == "cuda" else seconds_cpu
-    out: dict[str, Any] = {"floor": timed(floor_call(cell, back))[0]}
+    floors = [timed(call)[0] for call in floor_calls(cell, back)]
+    out: dict[str, Any] = {"floor": min(floors), "floors": floors, "bytes": bytes_moved(cell, back)}
     for name, call in calls(cell, back, peers).items():
         try:
             if device == "cuda" and not capturable(name, back):
@@ -198,13 +207,21 @@ def shown(found: dict[str, Any], name: str) -> str:
     return f"{100 * found['floor'] / taken:.0f}{star}"
 
 
+def speed(found: dict[str, Any], name: str) -> str:
+    taken = found.get(name)
+    return f"{found['bytes'] / taken / 1e12:.3f}" if isinstance(taken, float) else "-"
+
+
 def big_table(device: str, quick: bool, peers: list[str]) -> list[dict[str, Any]]:
     grid = CUDA_GRID if device == "cuda" else CPU_GRID
     dtypes = (torch.float32, torch.bfloat16, torch.uint8)
     draws = ("lognormal", "uniform")
     rows = []
     head = " ".join(f"{name:>12}" for name in peers)
-    print(f"{'B':>6} {'S':>5} {'D':>5} {'dtype':>9} {'lengths':>10} {'':>5} {'floor us':>9} {head}")
+    print(
+        f"{'B':>6} {'S':>5} {'D':>5} {'dtype':>9} {'lengths':>10} {'':>5} {'floor us':>9} "
+        f"{'TB/s':>6} {'njt':>6} {head}"
+    )
     for B, S, D in grid[-2:] if quick else grid:
         for dtype in dtypes:
             for draw in draws[:1] if quick else draws:
@@ -219,7 +236,8 @@ def big_table(device: str, quick: bool, peers: list[str]) -> list[dict[str, Any]
                     shares = " ".join(f"{shown(found, name):>12}" for name in peers)
                     print(
                         f"{B:6} {S:5} {D:5} {rows[-1]['dtype']:>9} {draw:>10} "
-                        f"{rows[-1]['direction']:>5} {found['floor'] * 1e6:9.1f} {shares}",
+                        f"{rows[-1]['direction']:>5} {found['floor'] * 1e6:9.1f} "
+                        f"{speed(found, 'floor'):>6} {speed(found, 'njt'):>6} {shares}",
                         flush=True,
                     )
     return rows

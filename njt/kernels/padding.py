@@ -8,7 +8,6 @@ over `torch.ops.njt.packed_to_padded` and `torch.ops.njt.padded_to_packed`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -63,7 +62,8 @@ def packed_to_padded(
     Returns:
         (B, *pre, width, *post), new contiguous memory, bit for bit.
     Raises:
-        RuntimeError: ranks, dtypes or devices that don't fit; a negative width.
+        RuntimeError: ranks, dtypes or devices that don't fit; a negative width; on CPU, segments outside the
+            rows (on a GPU such rows are filler; `check_offsets` asks).
 
     >>> packed_to_padded(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3]), 2, -1)
     tensor([[ 1, -1],
@@ -190,26 +190,7 @@ def check_offsets(offsets: Tensor, lengths: Tensor | None, rows: int) -> None:
 
     >>> check_offsets(torch.tensor([0, 2, 5]), None, 5)
     """
-    starts = offsets.tolist()
-    if lengths is None:
-        fault = (
-            f"offsets starting at {starts[0]}"
-            if starts[0] != 0
-            else f"falling offsets {starts[:12]}"
-            if any(b < a for a, b in pairwise(starts))
-            else f"offsets reaching row {starts[-1]}"
-            if starts[-1] > rows
-            else None
-        )
-    else:
-        used = [(s, s + n) for s, n in zip(starts, lengths.tolist())]
-        outside = [u for u in used if not 0 <= u[0] <= u[1] <= rows]
-        fault = f"a segment of rows {outside[0]}" if outside else None
-    if fault is not None:
-        raise RuntimeError(
-            f"check_offsets(): got {fault} for {rows} rows. Expected offsets that start at 0, never "
-            f"fall and stay within the rows. Build them from lengths: F.pad(lengths.cumsum(0), (1, 0))."
-        )
+    padding_cpu.Plan(offsets, lengths).check("check_offsets", rows)
 
 
 # two and more ragged dims

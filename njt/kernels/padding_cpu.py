@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-# bytes of an average segment from which one copy a segment beats one gather of all rows
-_BLOCK_BYTES = 1 << 14
+# bytes of an average segment from which one copy a segment is as fast as one gather of all rows (measured:
+# the gather is 1.4 to 10 times faster from 8 KiB to 270 KiB, the two are alike at 1 MiB)
+_BLOCK_BYTES = 1 << 19
 _WORDS = ((16, torch.complex128), (8, torch.int64), (4, torch.int32), (2, torch.int16))
 
 
@@ -23,19 +24,26 @@ def packed_to_padded(
     values_dim: int,
     left: bool,
 ) -> Tensor:
-    """Implementation of njt::packed_to_padded."""
+    """Implementation of njt::packed_to_padded.
+
+    Raises:
+        RuntimeError: offsets or lengths that leave the rows.
+    """
+    plan = _plan(offsets, lengths)
+    plan.check("packed_to_padded", values.shape[values_dim])
     batch, shape = offsets.shape[0] - 1, values.shape
     size = [batch, *shape[:values_dim], width, *shape[values_dim + 1 :]]
     padded = values.new_empty(size)
     if not padded.numel():
         return padded
-    plan = _plan(offsets, lengths)
     if values_dim or _row_bytes(values) * max(plan.mean, 1) >= _BLOCK_BYTES:
         _fill_blocks(padded, values, plan, width, padding, values_dim, left)
         return padded
     padded.fill_(padding)
     rows, place = plan.rows(width, left)
     source, target = _wide(values.contiguous()), _wide(padded.flatten(0, 1))
+    if rows is None and source.shape[0] > place.shape[0]:
+        source = source[: place.shape[0]]  # rows behind the last offset belong to no segment
     if rows is not None:
         source = source.index_select(0, rows)
     target.index_copy_(0, place, source)
@@ -56,7 +64,12 @@ def padded_to_packed(
         RuntimeError: `total_length` is not the last offset, or segments leave it.
     """
     plan = _plan(offsets, lengths)
-    plan.check(total_length)
+    if plan.last is not None and plan.last != total_length:
+        raise RuntimeError(
+            f"padded_to_packed(): got total_length {total_length} for offsets ending at {plan.last}. "
+            f"Expected the last offset. Leave it out, or pass the sum of the lengths."
+        )
+    plan.check("padded_to_packed", total_length)
     inner, width = padded.shape[1:], padded.shape[values_dim + 1]
     size = [*inner[:values_dim], total_length, *inner[values_dim + 1 :]]
     whole = lengths is None and plan.longest <= width
@@ -125,23 +138,36 @@ class Plan:
     def __init__(self, offsets: Tensor, lengths: Tensor | None) -> None:
         starts = offsets.tolist()
         sizes = (offsets.diff() if lengths is None else lengths).tolist()
-        self.segments = list(zip(starts, sizes))
+        self.starts, self.segments = starts, list(zip(starts, sizes))
         self.longest = max(sizes, default=0)
         self.count = sum(sizes)
         self.mean = self.count // max(len(sizes), 1)
         self.last = starts[-1] if lengths is None else None
         self.end = max((s + n for s, n in self.segments), default=0)
+        self.falls = min(sizes, default=0) < 0
         self.gapless = lengths is None
         self._rows: dict[tuple[int, bool], tuple[Tensor | None, Tensor]] = {}
 
-    def check(self, total_length: int) -> None:
-        """Compares a given total with the offsets, before anything is written."""
-        if (self.last is not None and self.last != total_length) or self.end > total_length:
+    def check(self, op: str, rows: int) -> None:
+        """Compares with the number of rows that are pointed into, before anything is written."""
+        fault = self._fault(rows)
+        if fault is not None:
             raise RuntimeError(
-                f"padded_to_packed(): got total_length {total_length} for offsets ending at "
-                f"{self.end if self.last is None else self.last}. Expected the last offset. Leave it out, "
-                f"or pass the sum of the lengths."
+                f"{op}(): got {fault} for {rows} rows. Expected offsets that start at 0, never "
+                f"fall and stay within the rows. Build them from lengths: F.pad(lengths.cumsum(0), (1, 0))."
             )
+
+    def _fault(self, rows: int) -> str | None:
+        if not self.gapless:
+            if self.falls or self.end > rows or min(self.starts[:-1], default=0) < 0:
+                outside = [(s, s + n) for s, n in self.segments if not 0 <= s <= s + n <= rows]
+                return f"a segment of rows {outside[0]}"
+            return None
+        if self.starts[0] != 0:
+            return f"offsets starting at {self.starts[0]}"
+        if self.falls:
+            return f"falling offsets {self.starts[:12]}"
+        return f"offsets reaching row {self.last}" if self.starts[-1] > rows else None
 
     def rows(self, width: int, left: bool) -> tuple[Tensor | None, Tensor]:
         """For every row in use that the width reaches: its packed row (None: all, in order), its padded row."""

@@ -49,6 +49,9 @@ def _packed_to_padded_kernel(
     if LEFT:
         shift = width - kept
         first = start + length - kept
+    kept = tl.maximum(
+        tl.minimum(kept, rows - first), 0
+    )  # offsets past the rows: filler, no read outside
     i = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     inside = (i >= shift * R) & (i < (shift + kept) * R)
     word = tl.load(values + (p * rows + first - shift) * R + i, mask=inside, other=0)

@@ -226,6 +226,49 @@ def test_many_segments() -> None:
     assert torch.equal(padding.packed_to_padded(values, offsets, 1)[:, 0], values)
 
 
+@pytest.mark.parametrize("features", [1, 2, 70_000], ids=["narrow", "words", "blocks"])
+def test_bad_offsets_are_refused_alike(features) -> None:
+    """K6: on CPU for free, whichever way the rows would have gone, before anything is written."""
+    values, padded = torch.zeros(4, features), torch.zeros(2, 7, features)
+    bad = {
+        "offsets reaching row 9": (torch.tensor([0, 2, 9]), None),
+        r"falling offsets \[0, 3, 2\]": (torch.tensor([0, 3, 2]), None),
+        "offsets starting at 1": (torch.tensor([1, 3, 4]), None),
+        r"a segment of rows \(2, 7\)": (torch.tensor([0, 2, 4]), torch.tensor([1, 5])),
+        r"a segment of rows \(-1, 0\)": (torch.tensor([-1, 2, 4]), torch.tensor([1, 1])),
+    }
+    for fault, (offsets, lengths) in bad.items():
+        with pytest.raises(RuntimeError, match=f"packed_to_padded.*{fault} for 4 rows"):
+            padding.packed_to_padded(values, offsets, 7, lengths=lengths)
+        with pytest.raises(RuntimeError, match=f"check_offsets.*{fault} for 4 rows"):
+            padding.check_offsets(offsets, lengths, 4)
+        total = 4 if lengths is not None else int(offsets[-1])
+        if "reaching" not in fault:  # there the total is the last offset, and right
+            with pytest.raises(RuntimeError, match=f"padded_to_packed.*{fault} for {total} rows"):
+                padding.padded_to_packed(padded, offsets, total, lengths=lengths)
+
+
+@pytest.mark.parametrize(("module", "device"), IMPLEMENTATIONS)
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_rows_behind_the_last_offset(module, device, left) -> None:
+    """K6: the last offset may lie before the end of the rows."""
+    values, offsets = torch.randn(6, 2), torch.tensor([0, 2, 4])
+    rest = (None, 3, 0.5, 0, left)
+    out = module.packed_to_padded(values.to(device), offsets.to(device), *rest)
+    assert torch.equal(out.cpu(), reference.packed_to_padded(values, offsets, *rest))
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_triton_reads_no_row_outside(left) -> None:
+    """K6: offsets past the rows, which a GPU does not check, give filler and nothing of foreign memory."""
+    device = "cuda" if CUDA else "cpu"
+    memory = torch.full((9, 2), torch.nan, device=device)
+    memory[:4] = 1
+    offsets = torch.tensor([0, 2, 9], device=device)
+    out = padding_triton.packed_to_padded(memory[:4], offsets, None, 7, 5.0, 0, left)
+    assert set(out.unique().tolist()) == {1.0, 5.0}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
 def test_past_two_billion_elements() -> None:
