@@ -100,15 +100,29 @@ def overloads(name: str) -> Iterator[OpOverload]:
                 yield found
 
 
-def declare_named(name: str, handler: Handler, aten: tuple[str, ...] | None = None) -> None:
+def declare_named(
+    name: str,
+    handler: Handler,
+    aten: tuple[str, ...] | None = None,
+    but: tuple[Callable[..., Any], ...] = (),
+) -> None:
     """A handler for the function in all its guises: torch.<name>, Tensor.<name>, F.<name>, and below autograd
     the overloads of aten::<name> (or of the names in `aten`), whose arguments it takes under their names.
+
+    Args:
+        but: guises, functions or overloads, that have a line of their own.
+    Raises:
+        ValueError: a guise has a line already, or `but` names none of them.
     """
-    declare_function(handler, *(f for f in named(name) if f not in FUNCTIONS))
-    for home in (name,) if aten is None else aten:
-        for overload in overloads(home):
-            if overload not in OPS:
-                declare(overload, FromHandler(handler))
+    functions = list(named(name))
+    below = [o for home in ((name,) if aten is None else aten) for o in overloads(home)]
+    for other in but:
+        if other not in functions and other not in below:
+            raise ValueError(f"{other} is no guise of {name}")
+    declare_function(handler, *(f for f in functions if f not in but))
+    for overload in below:
+        if overload not in but:
+            declare(overload, FromHandler(handler))
 
 
 class FromHandler:

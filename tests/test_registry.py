@@ -23,6 +23,27 @@ def test_a_second_line_is_an_error() -> None:
         registry.declare_tag(torch.Tag.pointwise, lambda func, args, kwargs: None)
 
 
+def test_a_second_name_is_an_error() -> None:
+    """A name whose guises have lines already is refused too, unless the declaration leaves them out by name."""
+    before = dict(registry.OPS), dict(registry.FUNCTIONS)
+    with pytest.raises(ValueError, match="declared twice"):
+        registry.declare_named("softmax", lambda x: x)
+    with pytest.raises(ValueError, match="declared twice"):
+        registry.declare_named("softmax", lambda x: x, but=tuple(registry.named("softmax")))
+    with pytest.raises(ValueError, match="no guise of softmax"):
+        registry.declare_named("softmax", lambda x: x, but=(torch.sin,))
+    registry.declare_named(
+        "softmax", lambda x: x, (), but=tuple(registry.named("softmax"))
+    )  # nothing is left to declare
+    assert before == (registry.OPS, registry.FUNCTIONS)
+
+
+def test_what_has_a_line_of_its_own_keeps_it() -> None:
+    assert registry.FUNCTIONS[torch.linalg.norm] is not registry.FUNCTIONS[torch.norm]
+    assert "FromHandler" not in repr(registry.OPS[aten.view.default])
+    assert "FromHandler" in repr(registry.OPS[aten.view.dtype])
+
+
 def test_resolving() -> None:
     """A line, else the tag, else torch's decomposition, else a refusal that names the operator."""
     assert registry.lookup(aten.linear.default) is registry.OPS[aten.linear.default]

@@ -69,7 +69,7 @@ def _no_decomposition(values: Tensor, offsets: Tensor, **options: Any) -> Any:
 
 
 declare_function(one_node("norm", _linalg_norm), torch.linalg.norm)
-reduction("norm", _norm)
+reduction("norm", _norm, but=(torch.linalg.norm,))
 reduction("vector_norm", _vector_norm, aten=("linalg_vector_norm",))
 reduction("matrix_norm", _matrix_norm, aten=())
 

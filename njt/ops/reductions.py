@@ -15,10 +15,15 @@ from njt.registry import Handler, declare_named
 from njt.rules.reduction import Reduction, one_node
 
 
-def reduction(name: str, rule: Callable[..., Any], aten: tuple[str, ...] | None = None) -> Handler:
-    """Declares `name` under a rule; returns the handler."""
+def reduction(
+    name: str,
+    rule: Callable[..., Any],
+    aten: tuple[str, ...] | None = None,
+    but: tuple[Callable[..., Any], ...] = (),
+) -> Handler:
+    """Declares `name` under a rule; returns the handler. `but`: as for `declare_named`."""
     handler = one_node(name, rule)
-    declare_named(name, handler, aten)
+    declare_named(name, handler, aten, but)
     return handler
 
 

@@ -294,7 +294,6 @@ def _t(x: Any) -> Tensor:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "reshape": _reshape,
-    "view": _view_named,
     "view_as": _view_as,
     "reshape_as": lambda x, other: _reshape(x, *other.shape),
     "flatten": _flatten,
@@ -309,6 +308,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 for _name, _handler in _FUNCTIONS.items():
     declare_named(_name, one_node(_name, _handler))
+declare_named("view", one_node("view", _view_named), but=(aten.view.default,))
 declare_named("squeeze_", one_node("squeeze_", _squeeze_), aten=())
 declare_named("t", one_node("t", _t))
 declare_named("t_", one_node("t_", _t))
