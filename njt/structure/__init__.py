@@ -2,6 +2,7 @@
 
 One object per offsets tensor, shared by all tensors of a batch and passed on, never copied. It is the
 only place where a bound or any other derived tensor is computed. Offsets (B + 1,), lengths (B,) or None.
+Whether two are equal is decided in `equality`, whether offsets and lengths make sense in `validation`.
 May import _compat and errors only.
 """
 
@@ -17,31 +18,7 @@ import torch
 from torch import Tensor
 
 from njt import _compat, errors
-
-
-class _Proof:
-    """A set of structures known to be equal: the root of a union-find tree stands for the set."""
-
-    __slots__ = ("parent",)
-
-    def __init__(self) -> None:
-        self.parent: _Proof | None = None
-
-    def root(self) -> _Proof:
-        node = self
-        while node.parent is not None:
-            node = node.parent
-        return node
-
-
-def _known_equal(a: _Proof, b: _Proof) -> bool:
-    return a is b or a.root() is b.root()
-
-
-def _keep_proof(a: _Proof, b: _Proof) -> None:
-    root_a, root_b = a.root(), b.root()
-    if root_a is not root_b:
-        root_b.parent = root_a
+from njt.structure import equality, validation
 
 
 def _version(x: Tensor) -> int:
@@ -92,8 +69,8 @@ class Structure:
         self._derived: dict[str, Any] = {}
         self._moved: dict[torch.device, Structure] = {}
         self._multiples: dict[int, Any] = {}
-        self._same_lengths = _Proof()
-        self._same_layout = _Proof()
+        self._same_lengths = equality.Proof()
+        self._same_layout = equality.Proof()
         self._stamp = self._versions()
 
     @staticmethod
@@ -161,7 +138,7 @@ class Structure:
             self._min = self._max = self._total = self._host = self._extent = None
             self._derived = {}
             self._moved = {}
-            self._same_lengths, self._same_layout = _Proof(), _Proof()
+            self._same_lengths, self._same_layout = equality.Proof(), equality.Proof()
 
     def _take_host(self, host: tuple[int, ...]) -> None:
         self._host = host
@@ -321,7 +298,7 @@ class Structure:
             self._extent = extent
         return self._extent
 
-    # checks
+    # checks and equality
 
     def validate(self, rows: int | None, op: str) -> None:
         """Compares offsets and lengths with the number of rows they point into (None: unknown); reads them once.
@@ -331,116 +308,19 @@ class Structure:
                 component leaves the rows.
             ValueError: a bound that was given is not one.
         """
-        if self.is_traced:
-            return
-        self._refresh()
-        if self._total is None:
-            self._total = self._checked_total(op)
-        if rows is None:
-            return
-        if self.lengths is None and self._total != rows:
-            raise errors.bad_shape(
-                op,
-                f"offsets ending at {self._total} for {rows} rows of values",
-                "offsets that end at the number of rows",
-                "Cut the values to the rows in use, or pass lengths= to leave gaps.",
-            )
-        if self.lengths is not None and self._total > rows:
-            raise errors.bad_shape(
-                op,
-                f"offsets and lengths reaching row {self._total} of {rows}",
-                "components inside the values",
-                "Check that offsets[b] + lengths[b] stays within values.",
-            )
-
-    def _checked_total(self, op: str) -> int:
-        """The row after the last one in use; checks order, start and bounds on the way."""
-        starts, host = self.host_offsets(), self.host_lengths()
-        fault = None
-        if self.lengths is None:
-            if starts[0] != 0:
-                fault = f"offsets starting at {starts[0]}"
-            elif min(host, default=0) < 0:
-                fault = f"falling offsets {errors._lengths_text(starts)}"
-        elif min(starts[:-1], default=0) < 0 or min(host, default=0) < 0:
-            fault = (
-                f"negative offsets {errors._lengths_text(starts)} or lengths "
-                f"{errors._lengths_text(host)}"
-            )
-        if fault is not None:
-            self._host = self._min = self._max = None
-            raise errors.bad_shape(
-                op,
-                fault,
-                "offsets that start at 0 and never fall",
-                "Build them from lengths: F.pad(lengths.cumsum(0), (1, 0)).",
-            )
-        return max((s + n for s, n in zip(starts, host)), default=0)
-
-    # equality
+        if not self.is_traced:
+            validation.validate(self, rows, op)
 
     def same_lengths(self, other: Structure) -> bool | None:
         """Whether component lengths agree; None if that can't be known while tracing.
 
         Compared once, then remembered; structures made from host lengths are compared on the host.
         """
-        if self is other:
-            return True
-        if self.is_traced or other.is_traced:
-            if _compat.same_ragged_size(self.ragged_size, other.ragged_size):
-                return True
-            return None
-        self._refresh()
-        other._refresh()
-        if _known_equal(self._same_lengths, other._same_lengths):
-            return True
-        if self.batch_size != other.batch_size:
-            return False
-        if self._host is not None and other._host is not None:
-            equal = self._host == other._host
-        elif self.seqlens.device == other.seqlens.device:
-            equal = bool((self.seqlens == other.seqlens).all())
-        else:
-            equal = self.host_lengths() == other.host_lengths()
-        if equal:
-            _keep_proof(self._same_lengths, other._same_lengths)
-            self._share_bounds(other)
-        return equal
+        return self is other or equality.same_lengths(self, other)
 
     def same_layout(self, other: Structure) -> bool | None:
         """Whether lengths agree and lie at the same rows, so that values line up as they are."""
-        if self is other:
-            return True
-        if self.lengths is None and other.lengths is None:
-            return self.same_lengths(other)
-        if self.lengths is None or other.lengths is None:
-            return False
-        if self.is_traced or other.is_traced:
-            if self.offsets is other.offsets and self.lengths is other.lengths:
-                return True
-            # a compiled backward gets the gradient with offsets and lengths of its own; their symbol tells
-            same = _compat.same_ragged_size(self.ragged_size, other.ragged_size)
-            if not (same and _compat.in_backward()):
-                return False
-            text = "a gradient whose components lie at other rows than those of the result"
-            torch._assert_async((self.offsets == other.offsets).all(), text)
-            return True
-        self._refresh()
-        other._refresh()
-        if _known_equal(self._same_layout, other._same_layout):
-            return True
-        if not self.same_lengths(other) or self.host_offsets()[:-1] != other.host_offsets()[:-1]:
-            return False
-        _keep_proof(self._same_layout, other._same_layout)
-        return True
-
-    def _share_bounds(self, other: Structure) -> None:
-        for name in ("_min", "_max", "_host"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is None:
-                setattr(self, name, theirs)
-            elif theirs is None:
-                setattr(other, name, mine)
+        return self is other or equality.same_layout(self, other)
 
     # others like it
 
@@ -457,8 +337,8 @@ class Structure:
             )
             if not self.is_traced:
                 moved._host, moved._total = self._host, self._total
-                _keep_proof(self._same_lengths, moved._same_lengths)
-                _keep_proof(self._same_layout, moved._same_layout)
+                equality.keep(self._same_lengths, moved._same_lengths)
+                equality.keep(self._same_layout, moved._same_layout)
                 self._moved[device] = moved
         return moved
 
@@ -475,7 +355,7 @@ class Structure:
         if not self.is_traced:
             if self._host is not None:
                 compact._take_host(self._host)
-            _keep_proof(self._same_lengths, compact._same_lengths)
+            equality.keep(self._same_lengths, compact._same_lengths)
         return compact
 
     def row_index(self) -> Tensor:
