@@ -9,19 +9,25 @@ import contextlib
 import hashlib
 import importlib
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, update_wrapper, wraps
+from inspect import signature
+from operator import attrgetter
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar
 
 import sympy
 import torch
 import torch._inductor.config as inductor_config
+import torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch._guards import TracingContext
+from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode, return_and_correct_aliasing
 
 try:  # base class: Dynamo takes a nested tensor only if it is an instance of torch's own class
     from torch.nested._internal import nested_tensor as _torch_nested
@@ -58,6 +64,15 @@ no_torch_function = torch._C.DisableTorchFunctionSubclass
 
 # what F.pad calls: Dynamo looks through F.pad, so a handler for it has to answer here too
 pad_function = torch._C._nn.pad
+
+# whether a dispatch mode is active, which wants to see operators
+in_dispatch_mode = is_in_torch_dispatch_mode
+
+# has the results of a view operator share storage with its input where a tracer looks at that
+correct_aliasing = return_and_correct_aliasing
+
+# an overload's schema: names and defaults of its arguments, what it writes, what its results share
+schema = attrgetter("_schema")
 
 _get_mode = torch._C._get_dispatch_mode
 _PROXY_MODE = torch._C._TorchDispatchModeKey.PROXY
@@ -357,3 +372,95 @@ def register_inductor_decomposition(overload: Any, decomposition: Any) -> bool:
 def functorch_active() -> bool:
     """Whether torch.func is at work (grad, vmap, jvp)."""
     return torch._C._are_functorch_transforms_active()
+
+
+def version(x: Tensor) -> int:
+    """How often `x` was written to, as autograd counts; tensors that it does not watch are never written."""
+    return 0 if x.is_inference() else x._version
+
+
+def is_zero_tensor(x: Tensor) -> bool:
+    """Whether `x` is a gradient of zeros without memory, which some operators can't take."""
+    return x._is_zerotensor()
+
+
+def check_later(condition: Tensor, text: str) -> None:
+    """Raises with `text` if `condition` is False, when its device comes to it, also from inside a graph.
+
+    Without it: operands of other lengths are not noticed in a graph.
+    """
+    torch._assert_async(condition, text)
+
+
+def profiling() -> bool:
+    """Whether a profiler runs, which wants to see operators."""
+    return torch.autograd.profiler._is_profiler_enabled
+
+
+def grouped_mm(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """One product a group of rows; public in newer versions."""
+    public = getattr(F, "grouped_mm", None)
+    return torch._grouped_mm(a, b, offs=offs) if public is None else public(a, b, offs=offs)
+
+
+# ---- doors ----------------------------------------------------------------------------------------------------------
+# Some functions of torch refuse a nested tensor before they call anything that it could answer. A door in front of such
+# a function gives calls with a nested argument to us; all others go on as before. Where torch leaves no place for a
+# door (False is returned) that refusal stays, and nothing else changes.
+
+
+def _any_of(kind: type, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    return any(isinstance(a, kind) for a in (*args, *options.values()))
+
+
+def _through_door(*args: Any, _door: Callable[..., Any], **options: Any) -> Any:
+    return _door(*args, **options)
+
+
+def door_in_function(function: Any, kind: type, ours: Callable[..., Any]) -> bool:
+    """Puts a door into a plain Python function, for programs that imported it before us as well.
+
+    The function object stays, its code moves to a copy: needs a function with code and no free variables.
+    """
+    if not isinstance(function, FunctionType) or function.__code__.co_freevars:
+        return False
+    if function.__code__ is _through_door.__code__:
+        return True  # it is there already
+    dense = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+    dense.__kwdefaults__ = function.__kwdefaults__
+
+    def door(*args: Any, **options: Any) -> Any:
+        return (ours if _any_of(kind, args, options) else dense)(*args, **options)
+
+    function.__signature__ = signature(function)  # type: ignore[attr-defined]
+    function.__code__, function.__defaults__ = _through_door.__code__, None
+    function.__kwdefaults__ = {"_door": door}
+    return True
+
+
+def door_in_forward(module: type, kind: type, ours: Callable[..., Any]) -> bool:
+    """Puts a door before the `forward(query, key, value, ...)` of a class of modules.
+
+    TorchScript, which reads source and names through `__wrapped__`, does not see it.
+    """
+    original = getattr(module, "forward", None)
+    if not isinstance(original, FunctionType):
+        return False
+    if hasattr(original, "njt_door"):
+        return True  # it is there already
+
+    def forward(self: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(query, kind) or isinstance(key, kind) or isinstance(value, kind):
+            return ours(self, query, key, value, *args, **kwargs)
+        return original(self, query, key, value, *args, **kwargs)
+
+    # in the globals of torch's module, where the source that TorchScript finds through __wrapped__ looks for names
+    moved = FunctionType(
+        forward.__code__, original.__globals__, "forward", forward.__defaults__, forward.__closure__
+    )
+    update_wrapper(moved, original)
+    moved.njt_door = True  # type: ignore[attr-defined]
+    module.forward = moved  # type: ignore[attr-defined]
+    return True

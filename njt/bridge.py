@@ -132,7 +132,7 @@ def align(y: NestedTensor, x: NestedTensor, op: str) -> Any:
         if not a.has_gaps and not b.has_gaps:
             torch._check(y._values.shape[y._ragged_dim - 1] == x._values.shape[x._ragged_dim - 1])
         text = f"njt.{op}(): component lengths of the operands differ"
-        torch._assert_async(alike.all(), text)
+        _compat.check_later(alike.all(), text)
         return restructured(y, x)
     if a.batch_size == b.batch_size and a.max_seqlen == a.min_seqlen == 1:
         d = y._ragged_dim - 1
@@ -200,7 +200,7 @@ def masked_for_backward(x: NestedTensor) -> Tensor:
 def without_gaps(packed: Tensor, x: NestedTensor) -> Tensor:
     """The values of `x`, zero in gap rows."""
     # the gradient of a step function is a tensor without storage, zero in gaps as well
-    if not x._structure.has_gaps or packed._is_zerotensor():
+    if not x._structure.has_gaps or _compat.is_zero_tensor(packed):
         return packed
     d = x._ragged_dim - 1
     mask = x._structure.row_mask(packed.shape[d])

@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from njt import _compat, errors
+from njt._compat import OpOverload
 
 
 class Rule(Protocol):
@@ -96,7 +95,7 @@ def overloads(name: str) -> Iterator[OpOverload]:
     if packet is not None:
         for overload in packet.overloads():
             found = getattr(packet, overload)
-            if not any(a.is_out for a in found._schema.arguments):
+            if not any(a.is_out for a in _compat.schema(found).arguments):
                 yield found
 
 
@@ -151,13 +150,13 @@ class _Aliased:
         # would only swap the empty storages of wrappers, which nobody sees: storage questions are
         # answered by the values. That swap is half the cost of `detach`, so it is for tracing only.
         if args and type(first) is type(args[0]) and type(first._values) is not Tensor:
-            return return_and_correct_aliasing(func, args, kwargs, out)
+            return _compat.correct_aliasing(func, args, kwargs, out)
         return out
 
 
 def with_aliasing(func: OpOverload, rule: Rule) -> Rule:
     """`rule`, returning through torch's aliasing helper where the schema of `func` aliases."""
-    aliases = any(r.alias_info is not None for r in func._schema.returns)
+    aliases = any(r.alias_info is not None for r in _compat.schema(func).returns)
     return _Aliased(rule) if aliases else rule
 
 

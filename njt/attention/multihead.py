@@ -4,21 +4,19 @@ query (B, j1, E), key (B, j2, Ek), value (B, j2, Ev) -> (B, j1, E), each sequenc
 May import bridge, tensor, errors, kernels, rules and the rest of attention.
 
 `nn.MultiheadAttention.forward` of torch refuses nested tensors before it calls any function that a tensor could
-answer, so importing this file puts a door in front of it: calls with a nested argument come here, all others go on as
-before. The encoder and decoder layers of torch.nn need nothing else.
+answer, so importing this file puts a door in front of it (`_compat.door_in_forward`): calls with a nested argument come
+here, all others go on as before. The encoder and decoder layers of torch.nn need nothing else.
 """
 
 from __future__ import annotations
 
-import functools
-import types
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from njt import bridge, errors
+from njt import _compat, bridge, errors
 from njt.attention.sdpa import scaled_dot_product_attention
 from njt.kernels import padding
 from njt.registry import declare_function
@@ -271,7 +269,7 @@ def _module_forward(
     is_causal: bool = False,
 ) -> tuple[Any, Tensor | None]:
     """`nn.MultiheadAttention.forward` for nested arguments."""
-    separate = not self._qkv_same_embed_dim
+    separate = self.in_proj_weight is None
     return multi_head_attention_forward(
         query,
         key,
@@ -299,24 +297,4 @@ def _module_forward(
     )
 
 
-def _with_door(original: Any) -> Any:
-    """`original` with a door before it. TorchScript reads source and names through it as if it were not there."""
-    ours, kind = _module_forward, NestedTensor
-
-    def forward(self: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(query, kind) or isinstance(key, kind) or isinstance(value, kind):
-            return ours(self, query, key, value, *args, **kwargs)
-        return original(self, query, key, value, *args, **kwargs)
-
-    # in the globals of torch's module, where the source that TorchScript finds through __wrapped__ looks for names
-    moved = types.FunctionType(
-        forward.__code__, original.__globals__, "forward", forward.__defaults__, forward.__closure__
-    )
-    functools.update_wrapper(moved, original)
-    return moved
-
-
-if not hasattr(torch.nn.MultiheadAttention.forward, "__wrapped__"):
-    torch.nn.MultiheadAttention.forward = _with_door(  # type: ignore[method-assign]
-        torch.nn.MultiheadAttention.forward
-    )
+_compat.door_in_forward(torch.nn.MultiheadAttention, NestedTensor, _module_forward)

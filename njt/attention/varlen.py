@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from njt import _compat, errors
 from njt.attention import varlen_backends, varlen_cuda, varlen_flops
@@ -223,7 +222,7 @@ def _direct(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and type(query) in _PLAIN
         and type(key) in _PLAIN
         and type(value) in _PLAIN
-        and not is_in_torch_dispatch_mode()
+        and not _compat.in_dispatch_mode()
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from njt import _compat
 from njt.kernels import padding
 
 MANY = 64  # from so many segments on, one grouped call beats a loop of products (one CPU thread, 4096 rows, 64 x 64)
@@ -102,7 +103,7 @@ def _multiply_kernel(
     out = rows.new_empty((*rows.shape[:-1], matrices.shape[-1]))
     single = rows.dim() == 2
     if single and lengths is None and out.numel() and _grouped_is_due(offsets, rows, matrices, out):
-        return torch._grouped_mm(rows.contiguous(), matrices.contiguous(), offs=_ends(offsets))
+        return _compat.grouped_mm(rows.contiguous(), matrices.contiguous(), offs=_ends(offsets))
     if rows.is_cuda:  # a padded product: no look at the offsets, waste instead of B launches
         d, full = rows.dim() - 2, _padded_width(offsets, lengths, width)
         padded = padding.packed_to_padded(rows, offsets, full, lengths=lengths, values_dim=d)
@@ -128,7 +129,7 @@ def _contract_kernel(
     out = a.new_empty((count, *a.shape[:-2], a.shape[-1], b.shape[-1]))
     single = a.dim() == 2
     if single and lengths is None and out.numel() and a.shape[0] and _grouped_is_due(offsets, a, b):
-        return torch._grouped_mm(a.contiguous().t(), b.contiguous(), offs=_ends(offsets))
+        return _compat.grouped_mm(a.contiguous().t(), b.contiguous(), offs=_ends(offsets))
     d = a.dim() - 2
     if a.is_cuda:
         full = _padded_width(offsets, lengths, width)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
 
 from njt import _compat
 from njt.kernels import padding_cpu, padding_inductor, padding_triton
@@ -138,7 +137,7 @@ def _plain(x: Tensor, offsets: Tensor, lengths: Tensor | None) -> bool:
         and (lengths is None or type(lengths) in _PLAIN)
         and x.device.type in _BY_DEVICE
         and _compat.operators_run_as_they_are()
-        and not profiler._is_profiler_enabled
+        and not _compat.profiling()
         and not x.is_conj()
         and not x.is_neg()
     )

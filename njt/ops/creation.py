@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from njt import _compat, errors
+from njt._compat import OpOverload
 from njt.registry import declare, declare_named, implements
 from njt.rules.call import Call, user_name
 from njt.rules.pointwise import Pointwise

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OpOverload
 
 from njt import bridge, errors
+from njt._compat import OpOverload
 from njt.kernels import grouped, segments
 from njt.registry import declare, declare_function, declare_named, implements
 from njt.rules.per_token import OverFeatures, PerToken, zeroed

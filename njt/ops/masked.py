@@ -1,15 +1,13 @@
 """torch.masked on nested tensors: entries where `mask` is False are left out.
 
-Those functions are plain Python that asks nobody before it refuses a jagged layout, so importing njt makes
-each look for nested tensors first; dense calls go straight on.
+Those functions are plain Python that asks nobody before it refuses a jagged layout, so importing njt puts a door into
+each (`_compat.door_in_function`); dense calls go straight on.
 Masks are bool, nested like `x` or dense and broadcast to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ import torch.masked
 import torch.nn.functional as F
 from torch import Tensor
 
-from njt import errors
+from njt import _compat, errors
 from njt.ops.reductions import prod
 from njt.tensor import NestedTensor
 
@@ -209,45 +207,18 @@ MASKED: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-class _Either:
-    """The dense function, or the nested one where an argument is nested."""
+def _named_input(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, its first argument also by torch's name for it."""
 
-    def __init__(self, dense: Callable[..., Any], nested: Callable[..., Any]) -> None:
-        self.dense = dense
-        self.nested = nested
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        if not any(isinstance(a, NestedTensor) for a in (*args, *options.values())):
-            return self.dense(*args, **options)
+    def named(*args: Any, **options: Any) -> Any:
         if "input" in options:
             args = (options.pop("input"), *args)
-        return self.nested(*args, **options)
+        return function(*args, **options)
+
+    return named
 
 
-def _asks(*args: Any, _either: Callable[..., Any], **options: Any) -> Any:
-    return _either(*args, **options)
-
-
-def install() -> None:
-    """Lets torch.masked's functions ask for nested tensors first, once.
-
-    The function objects stay, since programs may have imported them before njt: their code moves to a copy.
-    """
-    for name, nested in MASKED.items():
-        function = getattr(torch.masked, name, None)
-        if function is None or function.__code__ is _asks.__code__:
-            continue
-        dense = FunctionType(
-            function.__code__,
-            function.__globals__,
-            name,
-            function.__defaults__,
-            function.__closure__,
-        )
-        dense.__kwdefaults__ = function.__kwdefaults__
-        function.__signature__ = signature(function)
-        function.__code__, function.__defaults__ = _asks.__code__, None
-        function.__kwdefaults__ = {"_either": _Either(dense, nested)}
-
-
-install()
+for _name, _nested in MASKED.items():
+    _compat.door_in_function(
+        getattr(torch.masked, _name, None), NestedTensor, _named_input(_nested)
+    )

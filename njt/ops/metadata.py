@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from njt import bridge, registry
+from njt._compat import OpOverload
 from njt.registry import implements
 from njt.structure import Structure
 from njt.tensor import NestedTensor

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from njt import dims
+from njt._compat import OpOverload
 from njt.registry import declare, declare_named, declare_tag, implements, overloads
 from njt.rules.pointwise import Pointwise, PointwiseAbove
 from njt.tensor import NestedTensor

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from njt import _compat
+from njt._compat import OpOverload
 from njt.registry import OPS, declare, declare_function, overloads
 from njt.tensor import NestedTensor
 
@@ -38,7 +39,7 @@ FILLERS = [
 for _name in FILLERS:
     for _overload in overloads(_name):
         if _overload not in OPS and not any(
-            str(a.type) == "Tensor" for a in _overload._schema.arguments[1:]
+            str(a.type) == "Tensor" for a in _compat.schema(_overload).arguments[1:]
         ):
             declare(_overload, Drawn())
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from njt import _compat, bridge, dims, errors
+from njt._compat import OpOverload
 from njt.registry import declare, declare_named, implements
 from njt.rules.reduction import one_node
 from njt.rules.restructured import Restructured, inner_dim, packed, permuted, seen

@@ -8,22 +8,23 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from torch._ops import OpOverload
-
-from njt import dims
+from njt import _compat, dims
+from njt._compat import OpOverload
 from njt.tensor import NestedTensor
 
 
 @cache
 def _parameters(func: OpOverload) -> tuple[tuple[str, ...], dict[str, Any]]:
-    names = tuple(a.name for a in func._schema.arguments)
-    defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    names = tuple(a.name for a in _compat.schema(func).arguments)
+    defaults = {
+        a.name: a.default_value for a in _compat.schema(func).arguments if a.has_default_value()
+    }
     return names, defaults
 
 
 def user_name(func: OpOverload) -> str:
     """The operator as a user writes it: `aten::_softmax` is "softmax"."""
-    return func._schema.name.removeprefix("aten::").strip("_")
+    return _compat.schema(func).name.removeprefix("aten::").strip("_")
 
 
 class Call:
@@ -57,5 +58,7 @@ class Call:
         inner = {
             name: a._values if isinstance(a, NestedTensor) else a for name, a in arguments.items()
         }
-        positional = [inner.pop(a.name) for a in self.func._schema.arguments if not a.kwarg_only]
+        positional = [
+            inner.pop(a.name) for a in _compat.schema(self.func).arguments if not a.kwarg_only
+        ]
         return self.func(*positional, **inner)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
-from njt import bridge, dims, errors
+from njt import _compat, bridge, dims, errors
+from njt._compat import OpOverload
 from njt.kernels import segments
 from njt.rules.call import user_name
 from njt.tensor import NestedTensor
@@ -54,7 +54,7 @@ class PerToken:
         if isinstance(self.features, int):
             trailing = self.features
         else:
-            names = [a.name for a in func._schema.arguments]
+            names = [a.name for a in _compat.schema(func).arguments]
             trailing = len(args[names.index(self.features)])
         check_features(user_name(func), x, trailing)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch._ops import OpOverload
 
-from njt import bridge, errors
+from njt import _compat, bridge, errors
+from njt._compat import OpOverload
 from njt.kernels import segments
 from njt.rules.call import user_name
 from njt.structure import Structure
@@ -39,7 +39,7 @@ class Pointwise:
                         continue
                     break
             else:
-                if not func._schema.is_mutable:
+                if not _compat.schema(func).is_mutable:
                     inner = [a._values if type(a) is NestedTensor else a for a in args]
                     out = func(*inner)
                     if type(out) is tuple:
@@ -83,10 +83,10 @@ def _leader(operands: list[NestedTensor]) -> NestedTensor:
 
 
 def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[NestedTensor]:
-    if not func._schema.is_mutable:
+    if not _compat.schema(func).is_mutable:
         return []
     found = []
-    for i, a in enumerate(func._schema.arguments):
+    for i, a in enumerate(_compat.schema(func).arguments):
         if a.alias_info is not None and a.alias_info.is_write:
             found.append(args[i] if i < len(args) else kwargs[a.name])
     return found

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from njt import bridge, dims, errors
+from njt._compat import OpOverload
 from njt.rules.call import Call
 from njt.structure import Structure
 from njt.tensor import NestedTensor

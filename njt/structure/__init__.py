@@ -21,10 +21,6 @@ from njt import _compat, errors
 from njt.structure import equality, validation
 
 
-def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
-
-
 class Structure:
     """Offsets, lengths, seqlen bounds and caches of a batch of variable-length sequences.
 
@@ -128,7 +124,9 @@ class Structure:
     def _versions(self) -> tuple[int, int]:
         if self.is_traced:
             return (0, 0)
-        return _version(self.offsets), 0 if self.lengths is None else _version(self.lengths)
+        return _compat.version(self.offsets), 0 if self.lengths is None else _compat.version(
+            self.lengths
+        )
 
     def _refresh(self) -> None:
         """Forgets what was read from offsets or lengths that have been written to since."""
