@@ -29,16 +29,16 @@ from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode, return_and_correct_aliasing
 
-try:  # base class: Dynamo takes a nested tensor only if it is an instance of torch's own class
+try:  # ragged sizes; base class: Dynamo takes a nested tensor only if it is an instance of torch's own class
     from torch.nested._internal import nested_tensor as _torch_nested
     from torch.nested._internal.nested_int import NestedIntNode
 
     BASE: type = _torch_nested.NestedTensor
-except (
-    ImportError
-):  # pragma: no cover - a torch without its jagged class: eager works, compile doesn't
-    _torch_nested = None  # type: ignore[assignment]
-    BASE = Tensor
+except ImportError as missing:
+    raise ImportError(
+        f"njt needs torch.nested._internal, which torch {torch.__version__} lacks. Expected a torch like 2.13. "
+        f"Install one that README.md names."
+    ) from missing
 
 try:  # keeps size expressions out of the traced graph until they are used; without it: more nodes
     from torch.fx.experimental.proxy_tensor import make_fx, maybe_enable_thunkify

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,61 @@ def test_arrows_point_down(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_no_import_inside_a_function(path: Path) -> None:
     assert inner_imports(path.read_text()) == []
+
+
+def foreign_private(sources: dict[str, str]) -> list[str]:
+    """Uses of private parts of others: modules, and attributes that no file of ours defines.
+
+    Names of operators are their address in the dispatcher: `aten._softmax`, also where torch lists them by a prefix.
+    """
+    ours, used = set(), []
+    for where, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                ours.add(node.name)
+            elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+                ours.add(node.id if isinstance(node, ast.Name) else node.attr)
+            elif isinstance(node, ast.Import):
+                used += [(where, node.lineno, alias.name) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("njt"):
+                used += [(where, node.lineno, f"{node.module}.{a.name}") for a in node.names]
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] != "aten":
+                used.append((where, node.lineno, node.attr))
+    private = re.compile(r"(^|\.)_(?!_)")
+    return [
+        f"{where}, line {line}: {name}"
+        for where, line, name in used
+        if private.search(name) and name not in ours | PUBLIC
+    ]
+
+
+# documented despite the underscore
+PUBLIC = {"_check", "_fields"}
+
+
+def test_private_parts_of_torch_are_in_compat() -> None:
+    """What a new torch may move stands in one file; there it says what breaks."""
+    sources = {str(p.relative_to(PACKAGE)): p.read_text() for p in FILES if p.stem != "_compat"}
+    assert foreign_private(sources) == []
+
+
+def test_a_private_part_is_found() -> None:
+    for line in (
+        "from torch._ops import OpOverload",
+        "import torch._dynamo",
+        "y = x._version",
+        "torch._C._nn.pad(x)",
+        "torch._grouped_mm(a, b)",
+        "torch.nested._internal.nested_tensor",
+    ):
+        assert foreign_private({"here": line}), line
+    for line in (
+        "x._own = 1\nx._own",
+        "aten._softmax.default",
+        "torch._check(n > 0)",
+        "a.__name__",
+    ):
+        assert not foreign_private({"here": line}), line
 
 
 def test_the_check_can_fail() -> None:
