@@ -10,15 +10,19 @@ from njt.kernels.segments_index import segment_lengths
 from njt.kernels.segments_torch import wide
 
 try:
-    from njt.kernels import segments_triton, segments_triton_scan
+    from njt.kernels import segments_triton_scan
+    from njt.kernels.segments_triton_fold import fold
+    from njt.kernels.segments_triton_pieces import DTYPES
+    from njt.kernels.segments_triton_spread import spread
 except ImportError:  # Triton is on Linux only
-    segments_triton = segments_triton_scan = None  # type: ignore[assignment]
+    segments_triton_scan = None  # type: ignore[assignment]
+    DTYPES = ()
 
 __all__ = ["broadcast", "reduce", "scan", "softmax", "softmax_backward", "ties"]
 
 
 def _knows(*tensors: Tensor) -> bool:
-    return segments_triton is not None and all(t.dtype in segments_triton.DTYPES for t in tensors)
+    return all(t.dtype in DTYPES for t in tensors)
 
 
 def reduce(
@@ -40,12 +44,10 @@ def reduce(
     if not _knows(values):
         return None
     if name == "mean":
-        total = segments_triton.fold(
-            values, offsets, lengths, dim, "sum", max_seqlen=max_seqlen, dtype=wide(dtype)
-        )
+        total = fold(values, offsets, lengths, dim, "sum", max_seqlen=max_seqlen, dtype=wide(dtype))
         sizes = segment_lengths(offsets, lengths).view(-1, *[1] * (values.dim() - 1))
         return (total / sizes).to(dtype)
-    return segments_triton.fold(values, offsets, lengths, dim, name, max_seqlen=max_seqlen)
+    return fold(values, offsets, lengths, dim, name, max_seqlen=max_seqlen)
 
 
 def broadcast(
@@ -66,9 +68,7 @@ def broadcast(
         return None if out is None else torch.view_as_complex(out)
     if not _knows(per_segment):
         return None
-    return segments_triton.spread(
-        per_segment, offsets, lengths, dim, "copy", total, max_seqlen=max_seqlen
-    )
+    return spread(per_segment, offsets, lengths, dim, "copy", total, max_seqlen=max_seqlen)
 
 
 def ties(
@@ -82,7 +82,7 @@ def ties(
 ) -> Tensor | None:
     if not _knows(values):
         return None
-    count = segments_triton.fold(
+    count = fold(
         values,
         offsets,
         lengths,
@@ -92,7 +92,7 @@ def ties(
         y=output,
         dtype=wide(values.dtype),
     )
-    return segments_triton.spread(
+    return spread(
         output,
         offsets,
         lengths,
@@ -116,7 +116,7 @@ def softmax(
 ) -> Tensor | None:
     if not (_knows(values) and values.is_floating_point()):
         return None
-    norm = segments_triton.fold(
+    norm = fold(
         values,
         offsets,
         lengths,
@@ -125,7 +125,7 @@ def softmax(
         max_seqlen=max_seqlen,
         dtype=wide(values.dtype),
     )
-    return segments_triton.spread(
+    return spread(
         norm,
         offsets,
         lengths,
@@ -149,7 +149,7 @@ def softmax_backward(
 ) -> Tensor | None:
     if not _knows(grad, output):
         return None
-    inner = segments_triton.fold(
+    inner = fold(
         grad,
         offsets,
         lengths,
@@ -159,7 +159,7 @@ def softmax_backward(
         y=output,
         dtype=wide(grad.dtype),
     )
-    return segments_triton.spread(
+    return spread(
         inner,
         offsets,
         lengths,

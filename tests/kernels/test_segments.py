@@ -14,7 +14,7 @@ from njt.kernels import (
     segments,
     segments_cuda,
     segments_torch,
-    segments_triton,
+    segments_triton_pieces,
     segments_triton_scan,
 )
 from njt.kernels.segments_reference import per_segment, rowwise
@@ -504,8 +504,8 @@ TRITON_BATCHES = {
 @pytest.mark.parametrize("dim", [0, 1])
 def test_triton(batch: str, cuts: bool, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel, whole segments or cut ones, against the loop."""
-    monkeypatch.setattr(segments_triton, "CUT", 4)
-    monkeypatch.setattr(segments_triton, "_cut", lambda *_: cuts)
+    monkeypatch.setattr(segments_triton_pieces, "CUT", 4)
+    monkeypatch.setattr(segments_triton_pieces, "is_cut", lambda *_: cuts)
     chosen = TRITON_BATCHES[batch]
     x = chosen.values(torch.float32, dim)
     place = {k: None if v is None else v.to(TRITON) for k, v in chosen.place().items()}
