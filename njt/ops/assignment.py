@@ -11,18 +11,15 @@ import torch
 from torch import Tensor
 
 from njt import bridge, errors
-from njt.ops.indexing import (
+from njt.ops.by_mask import mask_values
+from njt.ops.indexing import by_features, is_list, items_of, place_of_ragged
+from njt.ops.pieces import (
     as_numbers,
-    by_features,
     component,
     components_between,
     counted_from_front,
     every,
-    is_list,
-    items_of,
-    mask_values,
     pairs,
-    place_of_ragged,
     row_of_each,
     rows_between,
     rows_of_components,

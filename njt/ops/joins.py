@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from njt import bridge, dims, errors
-from njt.ops.indexing import components_at
+from njt.ops.pieces import components_at
 from njt.registry import declare_named
 from njt.rules.reduction import one_node
 from njt.structure import Structure

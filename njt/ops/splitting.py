@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from njt import dims, errors
-from njt.ops.indexing import components_between
+from njt.ops.pieces import components_between
 from njt.registry import declare_named
 from njt.rules.reduction import one_node
 from njt.rules.restructured import packed, seen
