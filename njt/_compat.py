@@ -26,7 +26,7 @@ from torch._guards import TracingContext
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode, return_and_correct_aliasing
 
 try:  # ragged sizes; base class: Dynamo takes a nested tensor only if it is an instance of torch's own class
@@ -46,6 +46,7 @@ except ImportError:  # pragma: no cover
     maybe_enable_thunkify = contextlib.nullcontext  # type: ignore[assignment,misc]
 
 try:  # see `trace_attribute`
+    from torch._dynamo.source import TensorProperty, TensorPropertySource
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.tensor import TensorVariable
 except ImportError:  # pragma: no cover
@@ -202,6 +203,106 @@ def tie(outer: Any, inner: Any) -> None:
                 if symbol in unknown:
                     unknown.remove(symbol)
             env._set_replacement(symbol, expr, "njt: outer size derived from inner size")
+
+
+# Dynamo compiles sizes of 0 and 1 in. Inner tensors that have one are marked for as long as it describes
+# them; a mark that stayed would be guarded on.
+_MARKED: list[Tensor] = []
+
+
+def describing(x: Tensor) -> bool:
+    """Whether a compiler that can leave sizes open is about to describe `x`."""
+    context = TracingContext.try_get() if UNKNOWN_DIMS else None
+    return context is not None and x not in context.tensor_to_context
+
+
+def leave_open(*dims: tuple[Tensor, set[int]]) -> None:
+    """Has the compiler take these sizes for unknown, so that one graph does for all of them."""
+    _unmark()
+    for x, open_dims in dims:
+        if not hasattr(x, "_dynamo_unbacked_indices"):
+            x._dynamo_unbacked_indices = open_dims  # type: ignore[attr-defined]
+            _MARKED.append(x)
+
+
+def _unmark() -> None:
+    for x in _MARKED:
+        del x._dynamo_unbacked_indices  # type: ignore[attr-defined]
+    _MARKED.clear()
+
+
+def answer_for_open_sizes(sizes: tuple[Any, ...], least: int = 0) -> None:
+    """Ends the description of a tensor whose sizes are at least `least`, if they are open.
+
+    A program that asks about an open size gets an answer and a guard.
+    """
+    _unmark()
+    for size in sizes:
+        if isinstance(size, torch.SymInt):
+            env, symbol = size.node.shape_env, size.node._expr
+            if symbol in getattr(env, "unbacked_inputs", ()):
+                if not isinstance(getattr(env.evaluate_expr, "__self__", None), _Answering):
+                    answering = _Answering(env)
+                    env.evaluate_expr = answering.evaluate
+                    env.guard_or_defer_runtime_assert = answering.check
+                env.evaluate_expr.__self__.open.add(symbol)
+                # a view has the sizes of its base instead, and nobody misses its own
+                env.ignorable_fresh_unbacked_symbols.append(symbol)
+                torch._check(size >= least)
+
+
+class _Answering:
+    """What a ShapeEnv with open sizes is asked, answered by the batch at hand, as for known sizes.
+
+    Without it a program that asks is refused, and one that checks fails in its guards.
+    """
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.env = env
+        self.ask = env.evaluate_expr
+        self.defer = env.guard_or_defer_runtime_assert
+        self.open: set[sympy.Basic] = set()
+
+    def evaluate(self, expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
+        """An answer and a guard where there would be an error."""
+        try:
+            return self.ask(expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            sizes = {} if self.env.frozen else self._sizes(expr)
+            if not sizes:
+                raise
+        # only now: with known values, questions that take "unknown" for an answer would be guarded on, too
+        known = _known_values(self.env)
+        known.update(sizes)
+        try:
+            return self.ask(expr, *args, **kwargs)
+        finally:
+            for symbol in sizes:
+                del known[symbol]
+
+    def check(self, expr: sympy.Basic, *args: Any, **kwargs: Any) -> bool:
+        """False at once if the batch at hand does not pass."""
+        sizes = self._sizes(expr)
+        passes = self.env.simplify(expr).xreplace(sizes).xreplace(_known_values(self.env))
+        if sizes and passes is sympy.false:
+            return False
+        return self.defer(expr, *args, **kwargs)
+
+    def _sizes(self, expr: sympy.Basic) -> dict[sympy.Basic, sympy.Integer]:
+        found: dict[sympy.Basic, sympy.Integer] = {}
+        asked = self.env.simplify(expr).free_symbols & self.open
+        if not asked:
+            return found
+        context = TracingContext.try_get()
+        for x, described in {} if context is None else context.tensor_to_context.items():
+            symbols = getattr(described, "shape_env_to_source_to_symbol_cache", {})
+            named = symbols.get(id(self.env), {})
+            for d in range(x.dim() if type(x) is Tensor else 0):
+                source = TensorPropertySource(described.tensor_source, TensorProperty.SIZE, d)
+                symbol = named.get(source.name)
+                if symbol in asked:
+                    found[symbol] = sympy.Integer(x.shape[d])
+        return found
 
 
 def remember_fake_size(source: Tensor, size: Any) -> None:

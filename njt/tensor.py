@@ -89,7 +89,24 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
             inner.append("_lengths")
         if structure.extent is not None:
             inner.append("_extent")
+        if not structure.is_traced and _compat.describing(self):
+            self._leave_small_sizes_open()
         return inner, (self._ragged_dim, self.requires_grad, tuple(inner))
+
+    def _leave_small_sizes_open(self) -> None:
+        """Keeps a batch of at most one component, row or row a component from having a graph of its own."""
+        structure, d = self._structure, self._ragged_dim - 1
+        longest = structure.known_max_seqlen
+        few = min(structure.batch_size, self._values.shape[d]) <= 1
+        if few or (longest is not None and longest <= 1):
+            dims = [(self._values, {d}), (structure.offsets, {0})]
+            if structure.lengths is not None:
+                dims.append((structure.lengths, {0}))
+            if structure.extent is not None:
+                dims.append(
+                    (structure.extent, {i for i in (0, 1) if structure.extent.shape[i] > 1})
+                )
+            _compat.leave_open(*dims)
 
     @staticmethod
     def __tensor_unflatten__(
@@ -104,6 +121,9 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
             derived = (offsets.shape[0] - 1, *values.shape[:d], None, *values.shape[d + 1 :])
             for outer, inner_size in zip(outer_size, derived):
                 _compat.tie(outer, inner_size)
+            least = {"_offsets": 1, "_extent": 2}
+            for name, part in inner.items():
+                _compat.answer_for_open_sizes(part.shape, least.get(name, 0))
         structure = Structure.find(offsets, lengths, extent=inner.get("_extent"))
         return NestedTensor(values, structure, ragged_dim, requires_grad)
 
@@ -295,8 +315,7 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
 
     @property
     def _dynamo_unbacked_indices(self) -> set[int]:
-        # a graph first made for one component has that compiled in, or its backward might do so too late
-        return set() if self._structure.batch_size == 1 else _compat.UNKNOWN_DIMS
+        return _compat.UNKNOWN_DIMS
 
     @_dynamo_unbacked_indices.setter
     def _dynamo_unbacked_indices(self, dims: set[int]) -> None:
