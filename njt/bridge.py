@@ -145,7 +145,7 @@ def name_of(func: Callable[..., Any]) -> str:
     return str(getattr(func, "__name__", func))
 
 
-def _unify(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def unify(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Gives all nested arguments the structure of the first."""
     first = None
     for a in args:
@@ -173,7 +173,7 @@ def _single_rows(x: NestedTensor) -> bool:
     return not structure.is_traced and structure.max_seqlen == structure.min_seqlen == 1
 
 
-tensor._hooks["unify"] = _unify
+tensor._hooks["unify"] = unify
 tensor._hooks["complex_values"] = values
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from njt import bridge, errors
-from njt.registry import declare_named
+from njt import _compat, bridge, errors
+from njt.ops.pieces import structure_of
+from njt.registry import declare_function, declare_named
 from njt.rules.reduction import one_node
 from njt.structure import Structure
 from njt.tensor import NestedTensor
@@ -38,38 +39,35 @@ def where_true(x: NestedTensor, mask: Tensor, op: str = "getitem") -> NestedTens
     """The elements (or rows) of each component where the mask is True: nested, one feature dim for all."""
     values, chosen = mask_values(x, mask, op)
     d, structure = x._ragged_dim - 1, x._structure.compact()
-    # rows first, so that what is chosen of a component stays together
-    if d and chosen.dim() > d:
-        values, chosen = _component_order(values, chosen, structure, d)
-        counts = chosen
-        taken = values
+    if chosen.dim() > d:
+        order, counts = _component_order(chosen, structure, d)
+        taken = values[chosen] if order is None else values[chosen][order]
     else:
-        counts = chosen.flatten(1).sum(1) if chosen.dim() > 1 else chosen.long()
-        counts = _sums(counts, structure)
+        counts = sums(chosen.long(), structure)
         taken = values[chosen]
-    found = Structure.find(
-        torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(structure.offsets.dtype)
-    )
-    return bridge.wrap(taken, found, 1, x)
+    return bridge.wrap(taken, structure_of(counts, structure), 1, x)
 
 
-def _sums(counts: Tensor, structure: Structure) -> Tensor:
+def sums(counts: Tensor, structure: Structure) -> Tensor:
     """Sums of the counts of the rows of each component."""
     ends = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     return ends[structure.offsets.long()].diff()
 
 
-def _component_order(
-    values: Tensor, chosen: Tensor, structure: Structure, d: int
-) -> tuple[Tensor, Tensor]:
-    """What is chosen, component by component in the order of its own dims, and how much of each."""
-    counts = _sums(chosen.movedim(d, 0).flatten(1).sum(1), structure)
-    taken = values[chosen]
-    ids = torch.repeat_interleave(structure.seqlens, output_size=values.shape[d])
+def _component_order(chosen: Tensor, structure: Structure, d: int) -> tuple[Tensor | None, Tensor]:
+    """What is chosen, component by component in the order of its own dims, and how much of each.
+
+    None: it is in that order already.
+    """
+    rows = chosen.movedim(d, 0)
+    counts = sums(rows.flatten(1).sum(1) if rows.dim() > 1 else rows.long(), structure)
+    if d == 0:
+        return None, counts
+    ids = torch.repeat_interleave(structure.seqlens, output_size=chosen.shape[d])
     shape = [1] * chosen.dim()
     shape[d] = -1
     owner = ids.view(shape).expand_as(chosen)[chosen]
-    return taken[torch.argsort(owner, stable=True)], counts
+    return torch.argsort(owner, stable=True), counts
 
 
 def _masked_select(x: Any, mask: Tensor) -> Tensor:
@@ -81,4 +79,42 @@ def _masked_select(x: Any, mask: Tensor) -> Tensor:
     return where_true(x, mask, "masked_select")
 
 
+def argwhere(x: Any) -> Tensor:
+    """The positions inside its component of what is not zero: nested (B, j2, rank - 1), int64.
+
+    Positions have no entry for the batch: component b of the result is about component b of `x`.
+    """
+    values, d = bridge.compact_values(x), x._ragged_dim - 1
+    structure = x._structure.compact()
+    chosen = values != 0
+    order, counts = _component_order(chosen, structure, d)
+    found = structure_of(counts, structure)
+    places = chosen.nonzero()
+    places = places if order is None else places[order]
+    starts = torch.repeat_interleave(
+        structure.offsets[:-1].long(), counts, output_size=places.shape[0]
+    )
+    inside = torch.cat(
+        [places[:, :d], places[:, d : d + 1] - starts[:, None], places[:, d + 1 :]], 1
+    )
+    return bridge.wrap(inside, found, 1, x)
+
+
+def _nonzero(x: Any, as_tuple: bool = False) -> Any:
+    found = argwhere(x)
+    return found.unbind(-1) if as_tuple else found
+
+
+def _where(condition: Any, *choices: Any, **named: Any) -> Any:
+    """torch.where: the positions where a condition holds; with two choices it is pointwise."""
+    if not choices and not named:
+        return _nonzero(condition, as_tuple=True)
+    condition, *operands = bridge.unify(torch.where, (condition, *choices))
+    with _compat.no_torch_function():
+        return torch.where(condition, *operands, **named)
+
+
 declare_named("masked_select", one_node("masked_select", _masked_select))
+declare_named("argwhere", one_node("argwhere", argwhere))
+declare_named("nonzero", one_node("nonzero", _nonzero))
+declare_function(_compat.one_node(_where), torch.where)

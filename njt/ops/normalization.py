@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from njt import bridge, errors
+from njt import bridge, dims, errors
 from njt.kernels import segments
 from njt.registry import declare, declare_named
 from njt.rules.per_token import AsOne, OverFeatures, PerToken, zeroed
@@ -26,16 +26,30 @@ declare(aten.native_dropout.default, PerToken(per_token=(True, True)))
 declare(aten.native_dropout_backward.default, PerToken())
 
 
-def _norm_over_rows(x: NestedTensor, p: float, dim: int, eps: float, out: None = None) -> Any:
+def _norm_over_rows(x: NestedTensor, p: float, dim: Any, eps: float, out: None = None) -> Any:
     norm = torch.linalg.vector_norm(x, p, dim, keepdim=True)
     return x / norm.clamp_min(eps)
 
 
-declare_named(
-    "normalize",
-    AsOne(F.normalize, ("p", "dim", "eps", "out"), dim="dim", default=1, ragged=_norm_over_rows),
-    aten=(),
+_NORMALIZE = AsOne(
+    F.normalize, ("p", "dim", "eps", "out"), dim="dim", default=1, ragged=_norm_over_rows
 )
+
+
+def normalize(
+    input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Tensor | None = None
+) -> Any:
+    """`F.normalize` of each component, over one dim or several; none of them the batch dim."""
+    if isinstance(dim, int):
+        return _NORMALIZE(input, p, dim, eps, out=out)
+    over = dims.canonical_all(dim, input.dim())
+    if 0 in over:
+        raise errors.no_batch_dim("normalize", input, 0)
+    scaled = _norm_over_rows(input, p, over, eps)
+    return scaled if out is None else out.copy_(scaled)
+
+
+declare_named("normalize", normalize, aten=())
 declare_named(
     "local_response_norm",
     AsOne(F.local_response_norm, ("size", "alpha", "beta", "k"), channels=True),

@@ -89,6 +89,12 @@ def components_at(x: NestedTensor, which: Tensor) -> NestedTensor:
     return bridge.wrap(packed(x).index_select(d, index), found, x._ragged_dim, x)
 
 
+def structure_of(counts: Tensor, like: Structure) -> Structure:
+    """Components of `counts` rows, one after the other, with offsets of the dtype of those of `like`."""
+    ends = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return Structure.find(ends.to(like.offsets.dtype))
+
+
 def counted_from_front(which: Tensor, size: Any, structure: Structure) -> Tensor:
     which = which.long()
     on_host = not structure.is_traced and which.device.type == "cpu"
@@ -102,9 +108,7 @@ def rows_of_components(structure: Structure, which: Tensor) -> tuple[Tensor, Str
     """The rows of the components `which`, and the structure that they have one after the other."""
     if structure.is_traced or structure._host is None or which.device.type != "cpu":
         counts = structure.seqlens[which]
-        found = Structure.find(
-            torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(structure.offsets.dtype)
-        )
+        found = structure_of(counts, structure)
         total = None
     else:
         host = structure.host_lengths()
@@ -156,9 +160,7 @@ def rows_between(x: NestedTensor, cut: slice) -> NestedTensor:
 def every(structure: Structure, step: int) -> tuple[Tensor, Structure]:
     """Every `step`-th row of each component, and the structure of those rows."""
     counts = (structure.seqlens + step - 1) // step
-    found = Structure.find(
-        torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(structure.offsets.dtype)
-    )
+    found = structure_of(counts, structure)
     ids = torch.repeat_interleave(counts)
     place = torch.arange(ids.shape[0], device=ids.device) - found.offsets[:-1].long()[ids]
     return structure.offsets[:-1].long()[ids] + place * step, found

@@ -1,14 +1,16 @@
-"""Random numbers written in place, and in-place dropout. Gap rows are left as they are."""
+"""Random numbers written in place, where gap rows are left as they are, in-place dropout, and drawing by weight."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from njt import _compat
+from njt import _compat, bridge, errors
 from njt._compat import OpOverload
-from njt.registry import OPS, declare, declare_function, overloads
+from njt.registry import OPS, declare, declare_function, declare_named, overloads
+from njt.rules.reduction import one_node
 from njt.tensor import NestedTensor
 
 
@@ -55,3 +57,51 @@ def dropout_(input: Any, p: float = 0.5, train: bool = True) -> NestedTensor:
 
 
 declare_function(dropout_, torch.dropout_)
+
+
+def multinomial(
+    x: Any, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Draws `num_samples` positions of the last dim of each component, by the weights there.
+
+    Batch dim: components draw on their own. Ragged dim: tokens that draw each, or, if last, what is drawn from.
+    Gaps: never drawn. Ragged dim elsewhere than 1: as the last.
+
+    Args:
+        x: nested weights (B, j1), (B, j1, D) or (B, D, j1), floating.
+        num_samples, replacement, generator: as for dense tensors.
+    Returns:
+        int64: dense (B, num_samples) or (B, D, num_samples), positions inside the component, if the ragged dim is
+        the last one; else nested (B, j1, num_samples).
+    Raises:
+        RuntimeError: a component has fewer positions than are to be drawn, or too many dims.
+    """
+    if x.dim() > 3:
+        raise errors.bad_shape(
+            "multinomial", errors.describe(x), "(B, j1), (B, j1, D) or (B, D, j1)", "Flatten it."
+        )
+    if x._ragged_dim < x.dim() - 1:
+        rows = bridge.compact_values(x).detach()
+        drawn = torch.multinomial(rows, num_samples, replacement, generator=generator)
+        return bridge.wrap(drawn, x._structure.compact(), 1, x)
+    structure = x._structure
+    least = 1 if replacement else num_samples
+    if not structure.is_traced and structure.batch_size and structure.min_seqlen < least:
+        raise errors.bad_shape(
+            "multinomial",
+            f"{num_samples} draws from a component of {structure.min_seqlen}",
+            f"at least {least} positions in each",
+            "Draw fewer, or leave short components out.",
+        )
+    weights = x.detach().to_padded_tensor(0.0)
+    flat = weights.flatten(0, -2)
+    if not flat.shape[0]:
+        return torch.empty(*weights.shape[:-1], num_samples, dtype=torch.int64, device=x.device)
+    drawn = torch.multinomial(flat, num_samples, replacement, generator=generator)
+    drawn = drawn.unflatten(0, weights.shape[:-1])
+    # rounding may let torch choose the end of the row, which is padding
+    last = structure.seqlens.long() - 1
+    return torch.minimum(drawn, last.view(-1, *[1] * (drawn.dim() - 1)))
+
+
+declare_named("multinomial", one_node("multinomial", multinomial))

@@ -181,20 +181,3 @@ declare_named("flip", one_node("flip", _flip))
 declare_named("fliplr", one_node("fliplr", lambda x: _flip(x, 1)))
 declare_named("flipud", one_node("flipud", lambda x: _flip(x, 0)))
 declare_named("roll", one_node("roll", _roll))
-
-
-# ---- refused --------------------------------------------------------------------------------------------------------
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(x: Any, *args: Any, **options: Any) -> Any:
-        raise errors.unsupported(
-            name,
-            errors.describe(x),
-            "an operator whose result's lengths don't depend on values",
-            "Call it on x.values(), or on each component of x.unbind().",
-        )
-
-    return refuse
-
-
-for _name in ("unique", "unique_consecutive"):
-    declare_named(_name, one_node(_name, _refused(_name)))

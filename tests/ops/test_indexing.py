@@ -60,6 +60,30 @@ ROW_SLICES = [
 ]  # fmt: skip
 
 
+def inside(found: torch.Tensor) -> torch.Tensor:
+    """Positions as we give them: inside the component, so without those of the batch dim."""
+    return found if found.is_nested else found[:, 1:].unsqueeze(0)
+
+
+def all_inside(found: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return found if found[0].is_nested else tuple(f.unsqueeze(0) for f in found[1:])
+
+
+WHERE_TRUE = [
+    Case("argwhere", lambda x: inside(torch.argwhere(x > 0)), options=NEW),
+    Case("nonzero", lambda x: inside((x * (x > 0)).nonzero()), options=NEW),
+    Case("nonzero of bool", lambda x: inside(torch.nonzero(x)), dtype=torch.bool, options=NEW),
+    Case("nonzero as tuple", lambda x: all_inside((x > 0).nonzero(as_tuple=True)), options=NEW),
+    Case("where", lambda x: all_inside(torch.where(x > 0)), options=NEW),
+    Case("where by name", lambda x: torch.where(condition=x > 0, input=x, other=0.5)),
+]
+
+
+@grid(WHERE_TRUE)
+def test_where_true(case: Case, layout: object) -> None:
+    run_case(case, layout)
+
+
 @grid(FEATURES)
 def test_features(case: Case, layout: object) -> None:
     run_case(case, layout)

@@ -27,6 +27,8 @@ PER_TOKEN = [
     Case("rms_norm by name", lambda x: F.rms_norm(x, normalized_shape=(4,))),
     Case("normalize features", lambda x: F.normalize(x, dim=-1)),
     Case("normalize features, p=1", lambda x: F.normalize(x, 1.0, -1)),
+    Case("normalize components", lambda x: F.normalize(x, dim=tuple(range(1, x.dim())))),
+    Case("normalize two dims", lambda x: F.normalize(x, dim=(-2, -1)), features=(2, 3)),
     Case("dropout in eval", lambda x: F.dropout(x, 0.5, training=False)),
     Case("alpha_dropout in eval", lambda x: F.alpha_dropout(x, 0.5, training=False)),
 ]  # fmt: skip

@@ -35,6 +35,18 @@ CASES = [
     Case("by name", lambda x: torch.cumsum(input=x, dim=-1)),
     Case("in place", lambda x: (x * 1).cumsum_(x.dim() - 1)),
 ]  # fmt: skip
+NEW = {"new_structure": True}
+DIFFS = [
+    Case("diff r", over(torch.diff, "r"), options=NEW | TWICE),
+    Case("diff f", over(torch.diff, "f"), options=TWICE),
+    Case("diff by default", torch.diff),
+    Case("diff twice r", over(torch.diff, "r", n=2), options=NEW),
+    Case("diff of nothing", over(torch.diff, "r", n=0)),
+    Case("diff bool", over(torch.diff, "r"), dtype=torch.bool, options=NEW),
+    Case("diff int", lambda x: x.diff(1, RAGGED[0]), dtype=torch.int32, options=NEW),
+    *(Case(f"diff with ends {w}", lambda x, a, b, w=w: over(torch.diff, w, prepend=a, append=b)(x),
+           lambda x: (x * 2, x * 3), options=NEW) for w in "rf"),
+]  # fmt: skip
 
 
 def run(case: Case, layout: Layout, **options: Any) -> None:
@@ -47,7 +59,17 @@ def test_over_a_dim(case: Case, layout: Layout) -> None:
     run(case, layout)
 
 
-@pytest.mark.parametrize("case", CASES[:10], ids=str)
+@grid(DIFFS)
+def test_diff(case: Case, layout: Layout) -> None:
+    run(case, layout)
+
+
+def test_diff_over_the_batch_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="Expected another dim than the batch dim"):
+        sample().diff(dim=0)
+
+
+@pytest.mark.parametrize("case", [*CASES[:10], *DIFFS[:2]], ids=str)
 @pytest.mark.parametrize("name", ["usual", "gaps", "transposed"])
 def test_compiled(case: Case, name: str) -> None:
     run(case, BY_NAME[name], compiled=True)

@@ -111,10 +111,55 @@ def test_msort_and_others_over_the_batch_are_refused() -> None:
             f(x)
 
 
-def test_unique_is_refused() -> None:
-    for f in (torch.unique, torch.unique_consecutive, lambda x: x.unique()):
-        with pytest.raises(NotImplementedError, match="lengths don't depend on values"):
-            f(sample())
+def distinct(f: Callable[..., Any], rows: bool = False, **options: bool) -> Callable[[Tensor], Any]:
+    """All results of `f` of few different numbers; those of a component alone with a batch dim."""
+
+    def all_of(x: Tensor) -> Any:
+        found = f(
+            x % 3,
+            return_inverse=True,
+            return_counts=True,
+            dim=RAGGED[0] if rows else None,
+            **options,
+        )
+        if found[0].is_nested:
+            return found
+        has_batch = (rows, not rows, False)
+        return tuple(t if b else t.unsqueeze(0) for t, b in zip(found, has_batch))
+
+    return all_of
+
+
+DISTINCT = [
+    Case(f"{f.__name__}{' of rows' * rows}", distinct(f, rows), features=features, dtype=dtype,
+         without=EMPTY * rows, options={"new_structure": True})
+    for f in (torch.unique, torch.unique_consecutive) for rows in (False, True)
+    for features, dtype in (((), torch.int64), ((2,), torch.int64), ((2,), torch.float32))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", STRUCTURES, ids=str)
+@pytest.mark.parametrize("k", range(len(DISTINCT)), ids=lambda k: f"{DISTINCT[k]} {k}")
+def test_distinct(k: int, layout: Layout) -> None:
+    if str(layout) in DISTINCT[k].without:
+        return
+    RAGGED[0] = layout.ragged_dim
+    run_case(DISTINCT[k], layout, grad=False)
+
+
+def test_distinct_alone() -> None:
+    x = sample(dtype=torch.int64)
+    for got in (torch.unique(x), x.unique(), x.unique(sorted=False)):
+        for g, c in zip(got.unbind(), x.unbind()):
+            torch.testing.assert_close(g, c.unique())
+
+
+def test_distinct_over_other_dims_is_refused() -> None:
+    for f in (torch.unique, torch.unique_consecutive):
+        with pytest.raises(NotImplementedError, match=r"loop over x.unbind\(\)"):
+            f(sample(), dim=-1)
+        with pytest.raises(RuntimeError, match="Expected another dim than the batch dim"):
+            f(sample(), dim=0)
 
 
 def test_fliplr() -> None:
