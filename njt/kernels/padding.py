@@ -1,40 +1,22 @@
-"""Packed rows to a padded rectangle and back: schema, checks, fake, autograd, choice of implementation.
+"""Packed rows to a padded rectangle and back: what the package calls.
 
 values (*pre, total_length, *post), offsets (B + 1,) <-> padded (B, *pre, width, *post). Each copy is the other's
-gradient, so both are differentiable any number of times. Plain tensors only; the functions here are thin
-over `torch.ops.njt.packed_to_padded` and `torch.ops.njt.padded_to_packed`.
+gradient, so both are differentiable any number of times. Plain tensors only; the functions here stand for
+`torch.ops.njt.packed_to_padded` and `torch.ops.njt.padded_to_packed`, and go past the dispatcher where nobody
+watches it. Several ragged dims: `padding_levels`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from njt import _compat
-from njt.kernels import padding_cpu, padding_inductor, padding_triton
+from njt.kernels import padding_ops as ops
+from njt.kernels.padding_plan import plan_of
 
-_LIBRARY = torch.library.Library("njt", "FRAGMENT")
-_LIBRARY.define(
-    "packed_to_padded(Tensor values, Tensor offsets, Tensor? lengths, SymInt width, Scalar padding, "
-    "int values_dim, bool left) -> Tensor"
-)
-_LIBRARY.define(
-    "padded_to_packed(Tensor padded, Tensor offsets, Tensor? lengths, SymInt total_length, "
-    "int values_dim, bool left) -> Tensor"
-)
-
-# implementation of both copies by device type; "triton" serves every device that Triton serves
-IMPLEMENTATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
-    "CPU": (padding_cpu.packed_to_padded, padding_cpu.padded_to_packed),
-    "CUDA": (padding_triton.packed_to_padded, padding_triton.padded_to_packed),
-}
-for _key, (_pad, _unpad) in IMPLEMENTATIONS.items():
-    _LIBRARY.impl("packed_to_padded", _pad, _key)
-    _LIBRARY.impl("padded_to_packed", _unpad, _key)
-_BY_DEVICE = {key.lower(): both for key, both in IMPLEMENTATIONS.items()}
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -47,6 +29,7 @@ def packed_to_padded(
     lengths: Tensor | None = None,
     values_dim: int = 0,
     left: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Copies packed rows into a rectangle, filling what is left with `padding`.
 
@@ -58,26 +41,31 @@ def packed_to_padded(
         lengths: (B,) rows in use of each segment where there are gaps.
         values_dim: the dim of the rows, the number of dims in `pre`.
         left: whether segments stand at the right end of the rectangle, padding on their left.
+        out: (B, *pre, width, *post) of the dtype and device of `values`, any strides; where the result goes.
     Returns:
-        (B, *pre, width, *post), new contiguous memory, bit for bit.
+        (B, *pre, width, *post), new contiguous memory or `out`, bit for bit.
     Raises:
-        RuntimeError: ranks, dtypes or devices that don't fit; a negative width; on CPU, segments outside the
-            rows (on a GPU such rows are filler; `check_offsets` asks).
+        RuntimeError: ranks, dtypes or devices that don't fit; a negative width; an `out` of another shape,
+            dtype or device, or with a gradient asked for; on CPU, segments outside the rows (on a GPU such
+            rows are filler; `check_offsets` asks).
 
     >>> packed_to_padded(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3]), 2, -1)
     tensor([[ 1, -1],
             [ 2,  3]])
     """
-    _check("packed_to_padded", values, offsets, lengths, values_dim)
-    if isinstance(width, int) and width < 0:
-        raise RuntimeError(
-            f"packed_to_padded(): got width {width}. Expected 0 or more. Pass the longest length."
-        )
+    ops.check_pad(values, offsets, lengths, width, values_dim)
     args = (values, offsets, lengths, width, padding, values_dim, left)
-    if _plain(values, offsets, lengths):
+    plain = _plain(values, offsets, lengths)
+    if out is not None:
+        size = ops.padded_size(values, offsets, width, values_dim)
+        ops.check_out("packed_to_padded", values, size, out)
+        if plain and type(out) in _PLAIN:
+            return ops.pad_into(out, *args)
+        return out.copy_(torch.ops.njt.packed_to_padded.default(*args))
+    if plain:
         if values.requires_grad and torch.is_grad_enabled():
             return _PadPlain.apply(*args)
-        return _BY_DEVICE[values.device.type][0](*args)
+        return ops.pad_into(None, *args)
     if _compat.functorch_active():
         return _Pad.apply(*args)
     return torch.ops.njt.packed_to_padded.default(*args)
@@ -91,6 +79,8 @@ def padded_to_packed(
     lengths: Tensor | None = None,
     values_dim: int = 0,
     left: bool = False,
+    partial: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Copies the rows in use of a rectangle into packed rows; padding is never read into the result.
 
@@ -101,28 +91,33 @@ def padded_to_packed(
         lengths: (B,) rows in use of each segment where the result has gaps.
         values_dim: the dim of the rows in the result, the number of dims in `pre`.
         left: whether segments stand at the right end of the rectangle.
+        partial: whether `total_length` may be more than the last offset; the rows behind it are 0.
+        out: (*pre, total_length, *post) of the dtype and device of `padded`, any strides; where the result goes.
     Returns:
-        (*pre, total_length, *post), new memory; rows that the width does not reach and gap rows are 0.
+        (*pre, total_length, *post), new memory or `out`; rows that the width does not reach and gap rows are 0.
     Raises:
-        RuntimeError: ranks, dtypes, devices or batch sizes that don't fit; on CPU, a total that is not
-            the last offset.
+        RuntimeError: ranks, dtypes, devices or batch sizes that don't fit; an `out` of another shape, dtype or
+            device, or with a gradient asked for; on CPU, a total that is not the last offset (on a GPU that
+            would wait for the device: rows behind the last offset are 0, rows behind the total left out).
 
     >>> padded_to_packed(torch.tensor([[1, -1], [2, 3]]), torch.tensor([0, 1, 3]))
     tensor([1, 2, 3])
     """
-    _check("padded_to_packed", padded, offsets, lengths, values_dim, batched=True)
-    if isinstance(padded.shape[0], int) and padded.shape[0] != offsets.shape[0] - 1:
-        raise RuntimeError(
-            f"padded_to_packed(): got padded {tuple(padded.shape)} and {offsets.shape[0]} offsets. "
-            f"Expected one offset more than the batch size. Check the batch dims."
-        )
+    ops.check_unpad(padded, offsets, lengths, total_length, values_dim)
     if total_length is None:
         total_length = offsets[-1].item()  # type: ignore[assignment]
-    args = (padded, offsets, lengths, total_length, values_dim, left)
-    if _plain(padded, offsets, lengths):
+    args = (padded, offsets, lengths, total_length, values_dim, left, partial)
+    plain = _plain(padded, offsets, lengths)
+    if out is not None:
+        size = ops.packed_size(padded, total_length, values_dim)
+        ops.check_out("padded_to_packed", padded, size, out)
+        if plain and type(out) in _PLAIN:
+            return ops.unpad_into(out, *args)
+        return out.copy_(torch.ops.njt.padded_to_packed.default(*args))
+    if plain:
         if padded.requires_grad and torch.is_grad_enabled():
             return _UnpadPlain.apply(*args)
-        return _BY_DEVICE[padded.device.type][1](*args)
+        return ops.unpad_into(None, *args)
     if _compat.functorch_active():
         return _Unpad.apply(*args)
     return torch.ops.njt.padded_to_packed.default(*args)
@@ -135,47 +130,12 @@ def _plain(x: Tensor, offsets: Tensor, lengths: Tensor | None) -> bool:
         and type(x) in _PLAIN
         and type(offsets) in _PLAIN
         and (lengths is None or type(lengths) in _PLAIN)
-        and x.device.type in _BY_DEVICE
+        and x.device.type in ops.IMPLEMENTATIONS
         and _compat.operators_run_as_they_are()
         and not _compat.profiling()
         and not x.is_conj()
         and not x.is_neg()
     )
-
-
-def _check(
-    op: str,
-    x: Tensor,
-    offsets: Tensor,
-    lengths: Tensor | None,
-    values_dim: int,
-    batched: bool = False,
-) -> None:
-    for name, vector in (("offsets", offsets), ("lengths", lengths)):
-        if vector is None:
-            continue
-        if vector.dim() != 1 or vector.dtype not in (torch.int64, torch.int32):
-            raise RuntimeError(
-                f"{op}(): got {name} {tuple(vector.shape)} of {vector.dtype}. Expected one dim of "
-                f"int32 or int64. Pass {name}.flatten().long()."
-            )
-        if vector.device != x.device:
-            raise RuntimeError(
-                f"{op}(): got rows on {x.device} and {name} on {vector.device}. Expected one device. "
-                f"Move it: {name}.to({str(x.device)!r})."
-            )
-    rank = x.dim() - batched
-    if not 0 <= values_dim < rank:
-        raise RuntimeError(
-            f"{op}(): got values_dim {values_dim} for a tensor {tuple(x.shape)}. Expected a dim in "
-            f"0..{rank - 1}. Count the dims of the values, without the batch."
-        )
-    if offsets.shape[0] < 1 or (lengths is not None and lengths.shape[0] != offsets.shape[0] - 1):
-        count = None if lengths is None else lengths.shape[0]
-        raise RuntimeError(
-            f"{op}(): got {offsets.shape[0]} offsets and {count} lengths. Expected one offset more "
-            f"than lengths. Offsets hold the start of each segment and one end."
-        )
 
 
 def check_offsets(offsets: Tensor, lengths: Tensor | None, rows: int) -> None:
@@ -189,139 +149,7 @@ def check_offsets(offsets: Tensor, lengths: Tensor | None, rows: int) -> None:
 
     >>> check_offsets(torch.tensor([0, 2, 5]), None, 5)
     """
-    padding_cpu.Plan(offsets, lengths).check("check_offsets", rows)
-
-
-# two and more ragged dims
-
-
-def nested_to_padded(
-    values: Tensor, offsets: Sequence[Tensor], widths: Sequence[int], padding: float = 0.0
-) -> Tensor:
-    """Several ragged dims at once: the innermost offsets cut rows, the outer ones cut segments.
-
-    Args:
-        values: (total_length, *post).
-        offsets: outermost first; level k + 1 has as many segments as level k has rows.
-        widths: size of the rectangle at each level.
-        padding: filler.
-    Returns:
-        (B, *widths, *post).
-    Raises:
-        RuntimeError: another number of widths than of offsets.
-
-    >>> two = [torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3])]
-    >>> nested_to_padded(torch.tensor([1, 2, 3]), two, [1, 2]).tolist()
-    [[[1, 2]], [[3, 0]]]
-    """
-    _check_levels("nested_to_padded", offsets, widths)
-    for level, width in zip(reversed(offsets), reversed(widths)):
-        values = packed_to_padded(values, level, width, padding)
-    return values
-
-
-def padded_to_nested(padded: Tensor, offsets: Sequence[Tensor]) -> Tensor:
-    """The reverse of `nested_to_padded`.
-
-    Args:
-        padded: (B, *widths, *post), one width per level.
-        offsets: outermost first.
-    Returns:
-        (total_length, *post).
-    """
-    _check_levels("padded_to_nested", offsets, padded.shape[1 : len(offsets) + 1])
-    for level in offsets:
-        padded = padded_to_packed(padded, level)
-    return padded
-
-
-def _check_levels(op: str, offsets: Sequence[Tensor], widths: Sequence[Any]) -> None:
-    if not offsets or len(offsets) != len(widths):
-        raise RuntimeError(
-            f"{op}(): got {len(offsets)} offsets tensors and {len(widths)} widths. Expected one width "
-            f"per offsets tensor, outermost first. Check the lists."
-        )
-
-
-# for tracers
-
-
-def _tell_inductor() -> None:
-    # not torch.compiler.is_compiling(): torch 2.11 says no while Dynamo runs fakes
-    if _compat.compiler_at_work():
-        padding_inductor.register()
-
-
-def _padded_shape(values: Tensor, offsets: Tensor, width: Any, values_dim: int) -> list[Any]:
-    shape = values.shape
-    return [offsets.shape[0] - 1, *shape[:values_dim], width, *shape[values_dim + 1 :]]
-
-
-@torch.library.register_fake("njt::packed_to_padded", lib=_LIBRARY)
-def _packed_to_padded_fake(
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor | None,
-    width: Any,
-    padding: float,
-    values_dim: int,
-    left: bool,
-) -> Tensor:
-    _tell_inductor()
-    return values.new_empty(_padded_shape(values, offsets, width, values_dim))
-
-
-@torch.library.register_fake("njt::padded_to_packed", lib=_LIBRARY)
-def _padded_to_packed_fake(
-    padded: Tensor,
-    offsets: Tensor,
-    lengths: Tensor | None,
-    total_length: Any,
-    values_dim: int,
-    left: bool,
-) -> Tensor:
-    _tell_inductor()
-    inner = padded.shape[1:]
-    return padded.new_empty([*inner[:values_dim], total_length, *inner[values_dim + 1 :]])
-
-
-# each the other's backward
-
-
-def _pad_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    values, offsets, lengths, _, _, ctx.values_dim, ctx.left = inputs
-    ctx.rows = values.shape[ctx.values_dim]
-    ctx.save_for_backward(offsets, lengths)
-
-
-def _pad_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    offsets, lengths = ctx.saved_tensors
-    packed = torch.ops.njt.padded_to_packed.default(
-        grad, offsets, lengths, ctx.rows, ctx.values_dim, ctx.left
-    )
-    return packed, *[None] * 6
-
-
-def _unpad_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    padded, offsets, lengths, _, ctx.values_dim, ctx.left = inputs
-    ctx.width = padded.shape[ctx.values_dim + 1]
-    ctx.save_for_backward(offsets, lengths)
-
-
-def _unpad_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    offsets, lengths = ctx.saved_tensors
-    padded = torch.ops.njt.packed_to_padded.default(
-        grad, offsets, lengths, ctx.width, 0, ctx.values_dim, ctx.left
-    )
-    return padded, *[None] * 5
-
-
-torch.library.register_autograd(
-    "njt::packed_to_padded", _pad_backward, setup_context=_pad_setup, lib=_LIBRARY
-)
-torch.library.register_autograd(
-    "njt::padded_to_packed", _unpad_backward, setup_context=_unpad_setup, lib=_LIBRARY
-)
+    plan_of(offsets.cpu(), None if lengths is None else lengths.cpu()).check("check_offsets", rows)
 
 
 # the same past the dispatcher, and for torch.func: one node, whose backward is the public function again
@@ -341,19 +169,19 @@ class _Pad(torch.autograd.Function):
         left: bool,
     ) -> Tensor:
         if _plain(values, offsets, lengths):
-            pad = _BY_DEVICE[values.device.type][0]
-            return pad(values, offsets, lengths, width, padding, values_dim, left)
+            return ops.pad_into(None, values, offsets, lengths, width, padding, values_dim, left)
         return packed_to_padded(
             values, offsets, width, padding, lengths=lengths, values_dim=values_dim, left=left
         )
 
-    setup_context = staticmethod(_pad_setup)
+    setup_context = staticmethod(ops.pad_setup)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         offsets, lengths = ctx.saved_tensors
         kept = {"lengths": lengths, "values_dim": ctx.values_dim, "left": ctx.left}
-        return padded_to_packed(grad, offsets, ctx.rows, **kept), *[None] * 6
+        packed = padded_to_packed(grad, offsets, ctx.rows, partial=True, **kept)
+        return packed, *[None] * 6
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -375,28 +203,33 @@ class _Unpad(torch.autograd.Function):
         total_length: int,
         values_dim: int,
         left: bool,
+        partial: bool,
     ) -> Tensor:
         if _plain(padded, offsets, lengths):
-            unpad = _BY_DEVICE[padded.device.type][1]
-            return unpad(padded, offsets, lengths, total_length, values_dim, left)
-        return padded_to_packed(
-            padded, offsets, total_length, lengths=lengths, values_dim=values_dim, left=left
-        )
+            args = (padded, offsets, lengths, total_length, values_dim, left, partial)
+            return ops.unpad_into(None, *args)
+        kept: dict[str, Any] = {
+            "lengths": lengths,
+            "values_dim": values_dim,
+            "left": left,
+            "partial": partial,
+        }
+        return padded_to_packed(padded, offsets, total_length, **kept)
 
-    setup_context = staticmethod(_unpad_setup)
+    setup_context = staticmethod(ops.unpad_setup)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         offsets, lengths = ctx.saved_tensors
         kept = {"lengths": lengths, "values_dim": ctx.values_dim, "left": ctx.left}
-        return packed_to_padded(grad, offsets, ctx.width, **kept), *[None] * 5
+        return packed_to_padded(grad, offsets, ctx.width, **kept), *[None] * 6
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        padded, offsets, lengths, total_length, values_dim, left = args
+        padded, offsets, lengths, total_length, values_dim, left, partial = args
         _check_vmap("padded_to_packed", in_dims)
         padded = padded.movedim(in_dims[0], 1)
-        kept = {"lengths": lengths, "values_dim": values_dim + 1, "left": left}
+        kept = {"lengths": lengths, "values_dim": values_dim + 1, "left": left, "partial": partial}
         return padded_to_packed(padded, offsets, total_length, **kept), 0
 
 
@@ -408,8 +241,8 @@ class _PadPlain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        _pad_setup(ctx, args, args[0])
-        return _BY_DEVICE[args[0].device.type][0](*args)
+        ops.pad_setup(ctx, args, args[0])
+        return ops.pad_into(None, *args)
 
     backward = staticmethod(_Pad.backward)
 
@@ -419,8 +252,8 @@ class _UnpadPlain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        _unpad_setup(ctx, args, args[0])
-        return _BY_DEVICE[args[0].device.type][1](*args)
+        ops.unpad_setup(ctx, args, args[0])
+        return ops.unpad_into(None, *args)
 
     backward = staticmethod(_Unpad.backward)
 

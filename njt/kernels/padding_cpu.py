@@ -1,18 +1,97 @@
-"""Both copies on CPU: rows moved as wide words through one cached index, or block by block where rows are many.
+"""Both copies on CPU: the table of conditions that picks a way, and the way there.
 
-values (*pre, total_length, *post), offsets (B + 1,) <-> padded (B, *pre, width, *post). Arguments were checked.
+values (*pre, total_length, *post), offsets (B + 1,) <-> padded (B, *pre, width, *post). Arguments were checked, but
+for the numbers in offsets and lengths.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
-# bytes of an average segment from which one copy a segment is as fast as one gather of all rows (measured:
-# the gather is 1.4 to 10 times faster from 8 KiB to 270 KiB, the two are alike at 1 MiB)
-_BLOCK_BYTES = 1 << 19
-_WORDS = ((16, torch.complex128), (8, torch.int64), (4, torch.int32), (2, torch.int16))
+from njt.kernels import pages
+from njt.kernels.padding_plan import Plan, plan_of
+from njt.kernels.padding_ways import (
+    Aten,
+    AtenBack,
+    Blocks,
+    BlocksBack,
+    Case,
+    Chunks,
+    FillAndScatter,
+    Gather,
+    Windows,
+)
+
+# an index of every word pays while it stays in the cache, and on few threads: by word, torch uses one
+_INDEX_ENTRIES = 1 << 21
+_ROW_WORDS = 8
+
+
+# dtypes that torch's own copies know and keep bit for bit
+_ATEN_DTYPES = (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16)
+
+Line: TypeAlias = tuple[str, Callable[[Case], bool], Callable[[Plan, Case], Any]]
+Table: TypeAlias = tuple[Line, ...]
+
+
+def _handful(c: Case) -> bool:
+    return c.plain and c.whole and not c.left and c.batch <= 4 and c.padded_bytes <= 1 << 20
+
+
+def _by_word(c: Case) -> bool:
+    return c.words == 1 or (c.words <= _ROW_WORDS and c.used * c.words <= _INDEX_ENTRIES)
+
+
+def _few_segments(c: Case) -> bool:
+    """At the first call: whether copies segment by segment (3 us each) come before an index is made."""
+    return c.first and c.batch * c.planes * 3 < 30 + c.used / 250
+
+
+# The first way whose condition holds. Measured on one thread, `benchmarks/conversion.py`.
+PAD: Table = (
+    ("aten", _handful, Aten),
+    ("blocks", lambda c: c.segment_bytes >= 1 << 17 or _few_segments(c), Blocks),
+    (
+        "windows",
+        lambda c: (
+            c.word <= 4
+            and c.words <= 8
+            and c.planes == 1
+            and c.total >= c.width > 0
+            and c.padded_bytes <= min(8 << 20, 16 * c.used * c.row_bytes)
+        ),
+        Windows,
+    ),
+    (
+        "words",
+        lambda c: _by_word(c) and (c.threads <= 2 or c.used * c.words < 1 << 16),
+        partial(FillAndScatter, by_word=True),
+    ),
+    ("rows", lambda c: True, partial(FillAndScatter, by_word=False)),
+)
+UNPAD: Table = (
+    ("aten", _handful, AtenBack),
+    ("blocks", lambda c: c.segment_bytes >= 1 << 20 or _few_segments(c), BlocksBack),
+    (
+        "chunks",
+        lambda c: (
+            c.row_bytes <= 4
+            and c.whole
+            and not c.first
+            and c.used >= 32 * c.batch * c.planes
+            and c.batch * c.planes * c.width >= 64
+        ),
+        Chunks,
+    ),
+    ("words", _by_word, partial(Gather, by_word=True)),
+    ("rows", lambda c: True, partial(Gather, by_word=False)),
+)
 
 
 def packed_to_padded(
@@ -20,34 +99,28 @@ def packed_to_padded(
     offsets: Tensor,
     lengths: Tensor | None,
     width: int,
-    padding: float,
+    padding: Any,
     values_dim: int,
     left: bool,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Implementation of njt::packed_to_padded.
+    """Implementation of njt::packed_to_padded; `out` is contiguous and of the result's shape.
 
     Raises:
         RuntimeError: offsets or lengths that leave the rows.
     """
-    plan = _plan(offsets, lengths)
-    plan.check("packed_to_padded", values.shape[values_dim])
-    batch, shape = offsets.shape[0] - 1, values.shape
-    size = [batch, *shape[:values_dim], width, *shape[values_dim + 1 :]]
-    padded = values.new_empty(size)
-    if not padded.numel():
-        return padded
-    if values_dim or _row_bytes(values) * max(plan.mean, 1) >= _BLOCK_BYTES:
-        _fill_blocks(padded, values, plan, width, padding, values_dim, left)
-        return padded
-    padded.fill_(padding)
-    rows, place = plan.rows(width, left)
-    source, target = _wide(values.contiguous()), _wide(padded.flatten(0, 1))
-    if rows is None and source.shape[0] > place.shape[0]:
-        source = source[: place.shape[0]]  # rows behind the last offset belong to no segment
-    if rows is not None:
-        source = source.index_select(0, rows)
-    target.index_copy_(0, place, source)
-    return padded
+    plan, shape = plan_of(offsets, lengths), values.shape
+    plan.check("packed_to_padded", shape[values_dim])
+    source = values.contiguous()
+    key = (shape, source.dtype, width, values_dim, left, _misfit(source, out), True)
+    way = plan.recipes.get(key)
+    if way is None:
+        size = (plan.batch, *shape[:values_dim], width, *shape[values_dim + 1 :])
+        if 0 in size or 0 in shape:
+            padded = pages.empty(size, values.dtype) if out is None else out
+            return padded.fill_(padding)
+        way = _make(PAD, plan, key, size)
+    return way(source, out, padding)  # type: ignore[no-any-return]
 
 
 def padded_to_packed(
@@ -57,151 +130,65 @@ def padded_to_packed(
     total_length: int,
     values_dim: int,
     left: bool,
+    partial: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Implementation of njt::padded_to_packed.
+    """Implementation of njt::padded_to_packed; `out` is contiguous and of the result's shape.
 
     Raises:
-        RuntimeError: `total_length` is not the last offset, or segments leave it.
+        RuntimeError: `total_length` is not the last offset (`partial`: is less), or segments leave it.
     """
-    plan = _plan(offsets, lengths)
-    if plan.last is not None and plan.last != total_length:
-        raise RuntimeError(
-            f"padded_to_packed(): got total_length {total_length} for offsets ending at {plan.last}. "
-            f"Expected the last offset. Leave it out, or pass the sum of the lengths."
-        )
+    plan = plan_of(offsets, lengths)
+    if not partial:
+        plan.check_total("padded_to_packed", total_length)
     plan.check("padded_to_packed", total_length)
-    inner, width = padded.shape[1:], padded.shape[values_dim + 1]
-    size = [*inner[:values_dim], total_length, *inner[values_dim + 1 :]]
-    whole = lengths is None and plan.longest <= width
-    if values_dim or _row_bytes(padded[:1].flatten(0, 1)) * max(plan.mean, 1) >= _BLOCK_BYTES:
-        packed = padded.new_empty(size) if whole else padded.new_zeros(size)
-        for b, (start, length) in enumerate(plan.segments):
-            n = min(length, width)
-            first = width - length if left else 0
-            skip = max(-first, 0)
-            if n:
-                packed.narrow(values_dim, start + skip, n).copy_(
-                    padded[b].narrow(values_dim, max(first, 0), n)
-                )
-        return packed
-    rows, place = plan.rows(width, left)
-    source = _wide(padded.contiguous().flatten(0, 1))
-    if whole:
-        return source.index_select(0, place).view(padded.dtype).view(size)
-    packed = padded.new_zeros(size)
-    if rows is None:
-        rows = torch.arange(total_length)
-    _wide(packed).index_copy_(0, rows, source.index_select(0, place))
-    return packed
+    source, inner = padded.contiguous(), padded.shape[1:]
+    key = (inner, source.dtype, total_length, values_dim, left, _misfit(source, out), False)
+    way = plan.recipes.get(key)
+    if way is None:
+        size = (*inner[:values_dim], total_length, *inner[values_dim + 1 :])
+        if 0 in size or 0 in inner:
+            packed = pages.empty(size, padded.dtype) if out is None else out
+            return packed.zero_()
+        way = _make(UNPAD, plan, key, size)
+    return way(source, out)  # type: ignore[no-any-return]
 
 
-def _fill_blocks(
-    padded: Tensor,
-    values: Tensor,
-    plan: Plan,
-    width: int,
-    padding: float,
-    values_dim: int,
-    left: bool,
-) -> None:
-    """One copy and one fill a segment: every byte of the result is written once."""
-    for b, (start, length) in enumerate(plan.segments):
-        n = min(length, width)
-        skip = length - n if left else 0
-        target, d = padded[b], values_dim
-        at, free = (width - n, 0) if left else (0, n)
-        target.narrow(d, at, n).copy_(values.narrow(d, start + skip, n))
-        if n < width:
-            target.narrow(d, free, width - n).fill_(padding)
+def _misfit(source: Tensor, out: Tensor | None) -> int:
+    """How far addresses are from multiples of 16; fresh memory never is."""
+    misfit = source.data_ptr() | int(source.storage_offset()) * source.element_size()
+    if out is not None:
+        misfit |= out.data_ptr() | int(out.storage_offset()) * out.element_size()
+    return misfit & 15
 
 
-def _row_bytes(rows: Tensor) -> int:
-    return rows[:1].numel() * rows.element_size()
+def _make(table: Table, plan: Plan, key: Any, size: tuple[int, ...]) -> Any:
+    """What moves rows in calls with this key, kept from the second such call on."""
+    shape, dtype, rows, d, left, misfit, padding = key
+    total, width = (shape[d], rows) if padding else (rows, shape[d])
+    planes = math.prod(shape[:d])
+    row_bytes = math.prod(shape[d + 1 :]) * dtype.itemsize
+    together = row_bytes | misfit | 16
+    case = Case(
+        size=size,
+        plain=d == 0 and len(shape) == 2 and dtype in _ATEN_DTYPES,
+        batch=plan.batch,
+        used=plan.count * planes,
+        planes=planes,
+        total=total,
+        width=width,
+        row_bytes=row_bytes,
+        word=together & -together,
+        left=left,
+        whole=plan.gapless and plan.longest <= width and plan.last == total,
+        first=key not in plan.recipes,
+        threads=torch.get_num_threads(),
+    )
+    way = choose(table, case)[2](plan, case)
+    plan.keep(key, None if case.first else way)
+    return way
 
 
-def _wide(rows: Tensor) -> Tensor:
-    """(n, *) contiguous rows seen as (n, words) of the widest element that divides a row."""
-    flat = rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
-    if flat.shape[1] == 0:
-        return flat
-    size = flat.shape[1] * flat.element_size()
-    start = flat.storage_offset() * flat.element_size()
-    for width, dtype in _WORDS:
-        if size % width == 0 and start % width == 0 and width >= flat.element_size():
-            return flat.view(dtype)
-    return flat.view(torch.uint8)
-
-
-class Plan:
-    """What offsets and lengths say, read once: segments as numbers, index tensors by width."""
-
-    def __init__(self, offsets: Tensor, lengths: Tensor | None) -> None:
-        starts = offsets.tolist()
-        sizes = (offsets.diff() if lengths is None else lengths).tolist()
-        self.starts, self.segments = starts, list(zip(starts, sizes))
-        self.longest = max(sizes, default=0)
-        self.count = sum(sizes)
-        self.mean = self.count // max(len(sizes), 1)
-        self.last = starts[-1] if lengths is None else None
-        self.end = max((s + n for s, n in self.segments), default=0)
-        self.falls = min(sizes, default=0) < 0
-        self.gapless = lengths is None
-        self._rows: dict[tuple[int, bool], tuple[Tensor | None, Tensor]] = {}
-
-    def check(self, op: str, rows: int) -> None:
-        """Compares with the number of rows that are pointed into, before anything is written."""
-        fault = self._fault(rows)
-        if fault is not None:
-            raise RuntimeError(
-                f"{op}(): got {fault} for {rows} rows. Expected offsets that start at 0, never "
-                f"fall and stay within the rows. Build them from lengths: F.pad(lengths.cumsum(0), (1, 0))."
-            )
-
-    def _fault(self, rows: int) -> str | None:
-        if not self.gapless:
-            if self.falls or self.end > rows or min(self.starts[:-1], default=0) < 0:
-                outside = [(s, s + n) for s, n in self.segments if not 0 <= s <= s + n <= rows]
-                return f"a segment of rows {outside[0]}"
-            return None
-        if self.starts[0] != 0:
-            return f"offsets starting at {self.starts[0]}"
-        if self.falls:
-            return f"falling offsets {self.starts[:12]}"
-        return f"offsets reaching row {self.last}" if self.starts[-1] > rows else None
-
-    def rows(self, width: int, left: bool) -> tuple[Tensor | None, Tensor]:
-        """For every row in use that the width reaches: its packed row (None: all, in order), its padded row."""
-        key = (width, left)
-        if key not in self._rows:
-            self._rows[key] = self._make(width, left)
-        return self._rows[key]
-
-    def _make(self, width: int, left: bool) -> tuple[Tensor | None, Tensor]:
-        starts, sizes = torch.tensor(self.segments, dtype=torch.int64).reshape(-1, 2).unbind(1)
-        kept = sizes.clamp(max=width)
-        before = kept.cumsum(0) - kept
-        segment = torch.repeat_interleave(kept)
-        t = torch.arange(segment.shape[0]) - before[segment]
-        skipped = (sizes - kept) if left else torch.zeros_like(sizes)
-        shift = (width - kept) if left else torch.zeros_like(sizes)
-        place = segment * width + t + shift[segment]
-        if self.gapless and self.longest <= width:
-            return None, place
-        return starts[segment] + skipped[segment] + t, place
-
-
-# plans live as long as the offsets tensor they were read from, and as long as nobody writes to it
-_PLANS = WeakIdKeyDictionary()
-
-
-def _plan(offsets: Tensor, lengths: Tensor | None) -> Plan:
-    versions = (_version(offsets), 0 if lengths is None else _version(lengths))
-    plans = _PLANS.setdefault(offsets, {})
-    found = plans.get(id(lengths))
-    if found is None or found[0] != versions or found[1] is not lengths:
-        found = plans[id(lengths)] = (versions, lengths, Plan(offsets, lengths))
-    return found[2]
-
-
-def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
+def choose(table: Table, case: Case) -> Line:
+    """The first line of a table whose condition holds."""
+    return next(line for line in table if line[1](case))

@@ -55,6 +55,7 @@ def padded_to_packed(
     total_length: Any,
     values_dim: int,
     left: bool,
+    partial: bool = False,
 ) -> Any:
     """njt::padded_to_packed as a masked gather through the segment of each row."""
     if not _generated(padded.dtype):

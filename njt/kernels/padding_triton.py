@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from njt.kernels.padding_plan import filler_bytes
+
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -49,11 +51,11 @@ def _packed_to_padded_kernel(
     if LEFT:
         shift = width - kept
         first = start + length - kept
-    kept = tl.maximum(
-        tl.minimum(kept, rows - first), 0
-    )  # offsets past the rows: filler, no read outside
+    # offsets that point outside of the rows: filler, no read there
+    low = shift + tl.maximum(-first, 0)
+    high = shift + tl.minimum(kept, rows - first)
     i = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-    inside = (i >= shift * R) & (i < (shift + kept) * R)
+    inside = (i >= low * R) & (i < high * R)
     word = tl.load(values + (p * rows + first - shift) * R + i, mask=inside, other=0)
     filler = tl.where((i & 1) == 0, pad_even, pad_odd).to(word.dtype)
     tl.store(padded + plane * width * R + i, tl.where(inside, word, filler), mask=i < width * R)
@@ -83,7 +85,6 @@ def _padded_to_packed_kernel(
     if HAS_LENGTHS:  # noqa: SIM108, Triton compiles one branch only
         length = tl.load(lengths + b).to(tl.int64)
     else:
-        # the last segment also clears what lies between the last offset and the end
         length = tl.load(offsets + b + 1).to(tl.int64) - start
     kept = tl.minimum(length, width)
     shift = 0
@@ -91,17 +92,21 @@ def _padded_to_packed_kernel(
     if LEFT:
         shift = width - kept
         skipped = length - kept
-    run = length
+    # the run of rows that this segment writes, counted from its start and kept within the rows
+    first = tl.maximum(-start, 0)
+    last = length
     if not HAS_LENGTHS:
-        run = tl.where(b == B - 1, rows - start, length)
-    run = tl.minimum(run, rows - start) * R
+        # no row stays as it was: the first and the last segment also clear what lies before and behind
+        first = tl.where(b == 0, -start, first)
+        last = tl.where(b == B - 1, rows - start, last)
+    first, last = first * R, tl.minimum(last, rows - start) * R
     low, high = skipped * R, (skipped + kept) * R
     source = padded + (plane * width + shift - skipped) * R
     target = values + (p * rows + start) * R
-    for piece in range(block, (run + BLOCK - 1) // BLOCK, blocks):
-        i = piece * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    for piece in range(block, (last - first + BLOCK - 1) // BLOCK, blocks):
+        i = first + piece * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
         word = tl.load(source + i, mask=(i >= low) & (i < high), other=0)
-        tl.store(target + i, word, mask=i < run)
+        tl.store(target + i, word, mask=i < last)
 
 
 def packed_to_padded(
@@ -112,11 +117,12 @@ def packed_to_padded(
     padding: float,
     values_dim: int,
     left: bool,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Launch for njt::packed_to_padded. Arguments were checked: no check, no `.item()`, no sync here."""
     batch, shape = offsets.shape[0] - 1, values.shape
     size = (batch, *shape[:values_dim], width, *shape[values_dim + 1 :])
-    padded = torch.empty(size, dtype=values.dtype, device=values.device)
+    padded = torch.empty(size, dtype=values.dtype, device=values.device) if out is None else out
     if not padded.numel():
         return padded
     source = values.contiguous()
@@ -151,13 +157,21 @@ def padded_to_packed(
     total_length: int,
     values_dim: int,
     left: bool,
+    partial: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Launch for njt::padded_to_packed; every row is written by the kernel, gaps are cleared before."""
+    """Launch for njt::padded_to_packed; every row is written by the kernel, gaps are cleared before.
+
+    The device is not asked where the offsets end, so `partial` makes no difference: rows behind are 0.
+    """
     inner = padded.shape[1:]
     size = (*inner[:values_dim], total_length, *inner[values_dim + 1 :])
     clear = lengths is not None or padded.shape[0] == 0
-    make = torch.zeros if clear else torch.empty
-    packed = make(size, dtype=padded.dtype, device=padded.device)
+    if out is None:
+        make = torch.zeros if clear else torch.empty
+        packed = make(size, dtype=padded.dtype, device=padded.device)
+    else:
+        packed = out.zero_() if clear else out
     if not packed.numel() or padded.shape[0] == 0:
         return packed
     source = padded.contiguous()
@@ -214,15 +228,14 @@ def _grid(plane: int) -> tuple[int, int]:
 
 def filler(padding: float, dtype: torch.dtype, word: int) -> tuple[int, int]:
     """The padding value as words: what an even and an odd word of a row of filler hold, as signed numbers."""
-    key = (padding, dtype, word)
-    found = _FILLERS.get(key) if padding == padding else None  # a NaN is no key
+    key = (repr(padding), dtype, word)  # by its text: -0.0 and 0.0 are equal, and other bits
+    found = _FILLERS.get(key)
     if found is None:
-        element = torch.full((1,), padding, dtype=dtype).view(torch.uint8).numpy().tobytes()
-        both = (element * 16)[: 2 * word]
+        both = (filler_bytes(padding, dtype) * 16)[: 2 * word]
         code = {8: "<q", 4: "<i", 2: "<h", 1: "<B"}[word]
         found = struct.unpack(code, both[:word])[0], struct.unpack(code, both[word:])[0]
         _FILLERS[key] = found
     return found
 
 
-_FILLERS: dict[tuple[float, torch.dtype, int], tuple[int, int]] = {}
+_FILLERS: dict[tuple[str, torch.dtype, int], tuple[int, int]] = {}

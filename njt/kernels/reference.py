@@ -42,6 +42,7 @@ def padded_to_packed(
     total_length: int,
     values_dim: int,
     left: bool,
+    partial: bool = False,
 ) -> Tensor:
     """njt::padded_to_packed."""
     shape, width = list(padded.shape[1:]), padded.shape[values_dim + 1]

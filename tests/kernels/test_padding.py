@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.optests import opcheck
 
-from njt.kernels import padding, padding_cpu, padding_inductor, padding_triton, reference
+from njt.kernels import (
+    padding,
+    padding_cpu,
+    padding_inductor,
+    padding_levels,
+    padding_triton,
+    reference,
+)
 
 CUDA = torch.cuda.is_available()
 IMPLEMENTATIONS = [
@@ -195,11 +202,11 @@ def test_several_ragged_dims() -> None:
     """K5: a list of offsets, outermost first, with gradients."""
     levels = [torch.tensor([0, 2, 3]), torch.tensor([0, 1, 4, 6])]
     values = torch.arange(12.0, requires_grad=True).view(6, 2)
-    padded = padding.nested_to_padded(values, levels, [2, 3], -1.0)
+    padded = padding_levels.nested_to_padded(values, levels, [2, 3], -1.0)
     assert padded.shape == (2, 2, 3, 2)
     assert padded[0, 1, :, 0].tolist() == [2, 4, 6]
     assert padded[1, 1].unique().tolist() == [-1]
-    assert torch.equal(padding.padded_to_nested(padded, levels), values)
+    assert torch.equal(padding_levels.padded_to_nested(padded, levels), values)
     (grad,) = torch.autograd.grad(padded.sum(), values)
     assert torch.equal(grad, torch.ones(6, 2))
 
@@ -309,7 +316,7 @@ def test_refusals() -> None:
         "lengths": lambda: padding.packed_to_padded(values, OFFSETS, 4, lengths=GAPS[:2]),
         "batch": lambda: padding.padded_to_packed(padded[:2], OFFSETS),
         "total": lambda: padding.padded_to_packed(padded, OFFSETS, 5),
-        "levels": lambda: padding.nested_to_padded(values, [OFFSETS], [1, 2]),
+        "levels": lambda: padding_levels.nested_to_padded(values, [OFFSETS], [1, 2]),
         "falling": lambda: padding.check_offsets(torch.tensor([0, 4, 2]), None, 4),
         "start": lambda: padding.check_offsets(torch.tensor([1, 4]), None, 4),
         "past": lambda: padding.check_offsets(torch.tensor([0, 9]), None, 4),
