@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import sys
 from collections.abc import Callable
 from functools import cache, update_wrapper, wraps
 from inspect import signature
@@ -24,8 +25,9 @@ from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch._guards import TracingContext
 from torch._ops import OpOverload as OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
+from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode, return_and_correct_aliasing
 
@@ -129,14 +131,38 @@ def ragged_size_of(source: Tensor) -> torch.SymInt:
     """
     plain = mb_unwrap_functional_tensor(source)
     if isinstance(plain, FakeTensor):
+        if plain.nested_int_memo is None and plain.fake_mode.shape_env is None:
+            plain.nested_int_memo = _new_ragged_size()
         return plain.get_nested_int(coeff=1)  # type: ignore[return-value]
     registry = _torch_nested._tensor_symint_registry
     size = registry.get(plain)
     if size is None:
-        size = torch.SymInt(NestedIntNode(_torch_nested._tensor_id_counter, 1))
-        _torch_nested._tensor_id_counter += 1
-        registry[plain] = size
+        size = registry[plain] = _new_ragged_size()
     return size
+
+
+def _new_ragged_size() -> torch.SymInt:
+    size = torch.SymInt(NestedIntNode(_torch_nested._tensor_id_counter, 1))
+    _torch_nested._tensor_id_counter += 1
+    return size
+
+
+def _sizes_without_symbols() -> None:
+    """Has a FakeTensorMode without ShapeEnv take a ragged size as it is, where torch only has symbols for it."""
+    create = getattr(FakeTensorMode, "create_symbolic_nested_int", None)
+    if create is None:  # pragma: no cover - such a mode then refuses nested tensors
+        return
+
+    @wraps(create)
+    def size_in_mode(mode: Any, *, nt_tensor_id: int | None = None) -> Any:
+        if mode.shape_env is None and nt_tensor_id is not None:
+            return torch.SymInt(NestedIntNode(nt_tensor_id, 1))
+        return create(mode, nt_tensor_id=nt_tensor_id)
+
+    FakeTensorMode.create_symbolic_nested_int = size_in_mode  # type: ignore[method-assign, assignment]
+
+
+_sizes_without_symbols()
 
 
 def is_ragged_size(size: Any) -> bool:
@@ -393,6 +419,19 @@ def flat_graph(f: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.GraphMo
 def compiler_at_work() -> bool:
     """Whether a compiler is tracing or describing tensors, in any of its stages."""
     return torch.compiler.is_compiling() or TracingContext.try_get() is not None
+
+
+_DESCRIBER = getattr(MetaTensorDescriber.describe_tensor, "__code__", None)
+
+
+def asked_by_describer() -> bool:
+    """Whether the question comes from torch's description of a tensor of which it is about to make a fake one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _DESCRIBER:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def operators_run_as_they_are() -> bool:

@@ -66,7 +66,16 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
                 d = ragged_dim - 1
                 size = (structure.batch_size, *shape[:d], structure.ragged_size, *shape[d + 1 :])
             strides = (structure.ragged_multiple(steps[ragged_dim - 1]), *steps)
-        self = _compat.make_wrapper(cls, size, strides, values.dtype, values.device, requires_grad)
+        if torch.is_inference_mode_enabled() and not values.is_inference():
+            # over ordinary values, as in a view of an ordinary tensor, it is no inference tensor
+            with torch.inference_mode(False):
+                self = _compat.make_wrapper(
+                    cls, size, strides, values.dtype, values.device, requires_grad
+                )
+        else:
+            self = _compat.make_wrapper(
+                cls, size, strides, values.dtype, values.device, requires_grad
+            )
         self._values = values
         self._structure = structure
         self._ragged_dim = ragged_dim
