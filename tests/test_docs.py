@@ -6,12 +6,14 @@ import doctest
 import importlib
 import pkgutil
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
 import njt
+from njt.rules import per_component
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -40,7 +42,8 @@ def _blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("module", ["njt", *MODULES])
-def test_doctests(module: str) -> None:
+def test_doctests(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(per_component, "FALLBACKS", Counter())  # as in a process of its own
     loaded = importlib.import_module(module)
     for test in doctest.DocTestFinder(exclude_empty=True).find(loaded):
         test.globs = {**vars(loaded), "njt": njt, "torch": torch}

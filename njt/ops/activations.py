@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from njt import bridge
 from njt.registry import declare_function, declare_named
 from njt.rules.per_token import AsOne
+from njt.rules.reduction import kept_for_backward
 from njt.tensor import NestedTensor
 
 declare_named("glu", AsOne(F.glu, ("dim",), dim="dim", default=-1))
@@ -39,10 +40,10 @@ def rrelu(
     inplace: bool = False,
 ) -> Any:
     """`F.rrelu`: the same for every element, random slopes while training. Gaps are computed and ignored."""
-    x: NestedTensor = input
+    x: NestedTensor = kept_for_backward(input) if inplace else input
     packed = torch.rrelu(bridge.values(x), lower, upper, training)
     out = bridge.wrap(packed, x._structure, x._ragged_dim, x)
-    return x.copy_(out) if inplace else out
+    return input.copy_(out) if inplace else out
 
 
 def rrelu_(

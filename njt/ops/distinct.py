@@ -75,12 +75,6 @@ class _Items:
         return bridge.wrap(inside.view(shape), self.structure, r, self.x)
 
 
-def _results(kept: Tensor, inverse: Any, counts: Any) -> Any:
-    """As torch does: one tensor, or a tuple of those asked for."""
-    wanted = [kept, *(t for t in (inverse, counts) if t is not None)]
-    return wanted[0] if len(wanted) == 1 else tuple(wanted)
-
-
 def unique(
     x: Any,
     sorted: bool = True,
@@ -101,17 +95,12 @@ def unique(
         NotImplementedError: `dim` is a feature dim. RuntimeError: it is the batch dim.
     """
     items = _Items("unique", x, dim)
-    known, rank = torch.unique(items.rows, return_inverse=True, dim=None if dim is None else 0)
-    # one number for component and value, since torch compares single numbers fastest
-    key = items.owner * known.shape[0] + rank
-    keys, which, counts = torch.unique(key, return_inverse=True, return_counts=True)
-    size = max(known.shape[0], 1)
-    kept, structure = items.found(known[keys % size], keys // size)
-    return _results(
-        kept,
-        items.inverse(which, structure) if return_inverse else None,
-        bridge.wrap(counts, structure, 1, x) if return_counts else None,
-    )
+    compared = items.rows
+    if dim is not None:
+        compared = torch.unique(items.rows, return_inverse=True, dim=0)[1]
+    order = compared.argsort(stable=True)
+    order = order[items.owner[order].argsort(stable=True)]
+    return _first_of_each_run(items, compared[order], order, return_inverse, return_counts)
 
 
 def unique_consecutive(
@@ -119,21 +108,30 @@ def unique_consecutive(
 ) -> Any:
     """What is in each component, without what equals its forerunner; arguments and results as for `unique`."""
     items = _Items("unique_consecutive", x, dim)
-    rows, owner = items.rows, items.owner
-    differs = rows[1:] != rows[:-1]
+    return _first_of_each_run(items, items.rows, None, return_inverse, return_counts)
+
+
+def _first_of_each_run(
+    items: _Items, compared: Tensor, order: Tensor | None, return_inverse: bool, return_counts: bool
+) -> Any:
+    """Results from what is compared, component after component; `order`: which item each entry is about."""
+    rows, owner = items.rows, items.owner  # sorting inside components leaves owners as they are
+    rows = rows if order is None else rows[order]
+    differs = compared[1:] != compared[:-1]
     new = torch.ones_like(owner, dtype=torch.bool)
-    new[1:] = (differs.flatten(1).any(1) if rows.dim() > 1 else differs) | (owner[1:] != owner[:-1])
-    which = new.long().cumsum(0) - 1
+    new[1:] = (differs.flatten(1).any(1) if differs.dim() > 1 else differs) | (
+        owner[1:] != owner[:-1]
+    )
+    run = new.long().cumsum(0) - 1
     kept, structure = items.found(rows[new], owner[new])
-    counts = torch.zeros(
-        kept._values.shape[kept._ragged_dim - 1], dtype=torch.int64, device=x.device
-    )
-    counts = counts.index_add(0, which, torch.ones_like(which))
-    return _results(
-        kept,
-        items.inverse(which, structure) if return_inverse else None,
-        bridge.wrap(counts, structure, 1, x) if return_counts else None,
-    )
+    found: list[Tensor] = [kept]
+    if return_inverse:
+        which = run if order is None else torch.empty_like(run).index_copy(0, order, run)
+        found.append(items.inverse(which, structure))
+    if return_counts:
+        counts = torch.zeros_like(owner[new]).index_add(0, run, torch.ones_like(run))
+        found.append(bridge.wrap(counts, structure, 1, items.x))
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -12,6 +12,7 @@ from njt import bridge, dims, errors
 from njt.kernels import segments
 from njt.registry import declare, declare_named
 from njt.rules.per_token import AsOne, OverFeatures, PerToken, zeroed
+from njt.rules.reduction import kept_for_backward
 from njt.tensor import NestedTensor
 
 aten = torch.ops.aten
@@ -72,7 +73,7 @@ class DropoutOf:
         inplace = named.pop("inplace", False)
         if not isinstance(x, NestedTensor):
             return self.dense(x, p, train)
-        out = self.dense(bridge.values(x), p, train)
+        out = self.dense(bridge.values(kept_for_backward(x) if inplace else x), p, train)
         nested = bridge.wrap(out, x._structure, x._ragged_dim, x)
         return x.copy_(nested) if inplace else nested
 
@@ -99,7 +100,7 @@ class ChannelDropout:
             raise errors.bad_value(self.name, f"p={p}", "a probability in [0, 1]", "Check p.")
         if not training or p == 0.0:
             return x
-        packed = bridge.values(x)
+        packed = bridge.values(kept_for_backward(x) if inplace else x)
         kept = self._kept(x, packed, p)
         if self.alpha is None:
             out = packed * (kept / (1 - p) if p < 1.0 else kept)
@@ -244,7 +245,8 @@ def _group_norm_over_rows(
     packed = zeroed(x)
     rows = packed.shape[d]
     # (G, C / G, T, rest): everything but the group and the ragged dim in one dim each
-    wide = packed.unflatten(0, (groups, channels // groups)).movedim(d + 1, 2).flatten(3)
+    wide = packed.unflatten(0, (groups, channels // groups)).movedim(d + 1, 2)
+    wide = wide.unsqueeze(-1).flatten(3)
     acc = wide.float() if wide.dtype in (torch.float16, torch.bfloat16) else wide
     where: dict[str, Any] = {"lengths": structure.lengths, "dim": 1}
     per_row = channels // groups * wide.shape[3]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from njt import bridge, errors
 from njt.kernels import padding as padding_kernels
-from njt.registry import declare_named
+from njt.registry import declare_function, declare_named
 from njt.tensor import NestedTensor
 
 
@@ -108,3 +109,4 @@ def _checked_width(op: str, x: NestedTensor, output_size: Sequence[int]) -> Any:
 
 
 declare_named("to_padded_tensor", to_padded_tensor)
+declare_function(to_padded_tensor, torch.nested.to_padded_tensor)

@@ -10,6 +10,7 @@ from njt import dims
 from njt._compat import OpOverload
 from njt.registry import declare, declare_named, declare_tag, implements, overloads
 from njt.rules.pointwise import Pointwise, PointwiseAbove
+from njt.rules.reduction import in_place
 from njt.tensor import NestedTensor
 
 declare_tag(torch.Tag.pointwise, Pointwise())
@@ -72,6 +73,9 @@ for _name in UNTAGGED:
 # torch's derivatives of these make dense zeros of the operand's sizes, or know no complex nested views
 for _function in (torch.complex, torch.copysign, torch.nextafter, torch.polar, torch.sgn):
     declare_named(_function.__name__, PointwiseAbove(_function), aten=())
+for _function in (torch.copysign, torch.nextafter, torch.sgn):
+    _name = _function.__name__ + "_"
+    declare_named(_name, in_place(_name, PointwiseAbove(_function)), aten=())
 
 
 @implements(torch.ops.aten._nested_sum_backward.default)

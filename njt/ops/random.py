@@ -83,7 +83,8 @@ def multinomial(
     if x._ragged_dim < x.dim() - 1:
         rows = bridge.compact_values(x).detach()
         drawn = torch.multinomial(rows, num_samples, replacement, generator=generator)
-        return bridge.wrap(drawn, x._structure.compact(), 1, x)
+        drawn = bridge.spread(drawn, x._structure, x._values.shape[0], 0)
+        return bridge.wrap(drawn, x._structure, 1, x)
     structure = x._structure
     least = 1 if replacement else num_samples
     if not structure.is_traced and structure.batch_size and structure.min_seqlen < least:

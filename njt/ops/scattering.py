@@ -12,7 +12,7 @@ from torch import Tensor
 from njt import bridge, dims, errors
 from njt.kernels import segments
 from njt.registry import declare_named
-from njt.rules.reduction import one_node
+from njt.rules.reduction import in_place, one_node
 from njt.rules.restructured import inner_dim
 from njt.tensor import NestedTensor
 
@@ -27,13 +27,11 @@ class Along:
     Attributes:
         dense: the torch function.
         like_index: the result has the rows of the index, as for gather; else those of `x`.
-        in_place: writes into `x` and returns it.
         lists: the index is dense, a list for one feature dim.
     """
 
     dense: Callable[..., Any]
     like_index: bool = False
-    in_place: bool = False
     lists: bool = False
 
     def __call__(self, x: Any, dim: int, index: Any, *more: Any, **named: Any) -> Tensor:
@@ -62,8 +60,6 @@ class Along:
         inner = [self._operand(op, a, source) for a in more]
         named = {k: self._operand(op, a, source) for k, a in named.items()}
         out = self.dense(bridge.compact_values(x), dim - 1, inner_index, *inner, **named)
-        if self.in_place:
-            return x.copy_(bridge.wrap(out, x._structure.compact(), d + 1, x))
         lead = source if self.like_index else x
         structure, rows = lead._structure, lead._values.shape[d]
         return bridge.wrap(bridge.spread(out, structure, rows, d), structure, d + 1, x)
@@ -120,12 +116,12 @@ class Along:
 for _name in ("scatter", "scatter_add", "scatter_reduce"):
     _dense = getattr(torch, _name)
     declare_named(_name, one_node(_name, Along(_dense)))
-    declare_named(_name + "_", one_node(_name + "_", Along(_dense, in_place=True)))
+    declare_named(_name + "_", in_place(_name + "_", Along(_dense)))
 declare_named("gather", one_node("gather", Along(torch.gather, like_index=True)))
 for _name in ("index_fill", "index_add", "index_copy"):
     _dense = getattr(torch, _name)
     declare_named(_name, one_node(_name, Along(_dense, lists=True)))
-    declare_named(_name + "_", one_node(_name + "_", Along(_dense, lists=True, in_place=True)))
+    declare_named(_name + "_", in_place(_name + "_", Along(_dense, lists=True)))
 
 
 def _take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Tensor:
@@ -146,27 +142,21 @@ def _take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Tensor:
 declare_named("take_along_dim", one_node("take_along_dim", _take_along_dim))
 
 
-def _masked_scatter(in_place: bool) -> Callable[..., Any]:
-    def masked_scatter(x: Any, mask: Any, source: Tensor) -> Tensor:
-        """Fills the marked elements one after the other, in the order of the components' rows."""
-        mask = torch.logical_and(torch.ones_like(x, dtype=torch.bool), mask)
-        source = bridge.compact_values(source) if isinstance(source, NestedTensor) else source
-        d = x._ragged_dim - 1
-        structure = x._structure
-        values, chosen = bridge.compact_values(x), bridge.compact_values(mask)
-        if d:  # component by component, each in its own order
-            raise errors.no_ragged_dim("masked_scatter", x, d + 1)
-        out = values.masked_scatter(chosen, source)
-        if in_place:
-            return x.copy_(bridge.wrap(out, structure.compact(), d + 1, x))
-        out = bridge.spread(out, structure, x._values.shape[d], d)
-        return bridge.wrap(out, structure, d + 1, x)
-
-    return one_node("masked_scatter", masked_scatter)
+def _masked_scatter(x: Any, mask: Any, source: Tensor) -> Tensor:
+    """Fills the marked elements one after the other, in the order of the components' rows."""
+    mask = torch.logical_and(torch.ones_like(x, dtype=torch.bool), mask)
+    source = bridge.compact_values(source) if isinstance(source, NestedTensor) else source
+    d = x._ragged_dim - 1
+    structure = x._structure
+    values, chosen = bridge.compact_values(x), bridge.compact_values(mask)
+    if d:  # component by component, each in its own order
+        raise errors.no_ragged_dim("masked_scatter", x, d + 1)
+    out = bridge.spread(values.masked_scatter(chosen, source), structure, x._values.shape[d], d)
+    return bridge.wrap(out, structure, d + 1, x)
 
 
-declare_named("masked_scatter", _masked_scatter(in_place=False))
-declare_named("masked_scatter_", _masked_scatter(in_place=True))
+declare_named("masked_scatter", one_node("masked_scatter", _masked_scatter))
+declare_named("masked_scatter_", in_place("masked_scatter_", _masked_scatter))
 
 
 def _into_features(dense: Callable[..., Any], dims_at: tuple[int, ...]) -> Callable[..., Any]:

@@ -49,11 +49,14 @@ def in_place(name: str, handler: Handler) -> Handler:
     """The variant of `handler` that writes its result into `x` and returns `x`."""
 
     def write(x: Any, *args: Any, **options: Any) -> Any:
-        # backward may need what is about to be overwritten
-        kept = x.clone() if x.requires_grad and torch.is_grad_enabled() else x
-        return x.copy_(handler(kept, *args, **options))
+        return x.copy_(handler(kept_for_backward(x), *args, **options))
 
     return one_node(name, write)
+
+
+def kept_for_backward(x: Any) -> Any:
+    """What to compute on where the result then overwrites `x`: a copy if backward may need what was there."""
+    return x.clone() if x.requires_grad and torch.is_grad_enabled() else x
 
 
 def into(out: Any, result: Any) -> Any:

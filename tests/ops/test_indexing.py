@@ -105,6 +105,11 @@ def test_compiled(case: Case, name: str) -> None:
     run_case(case, BY_NAME[name], compiled=True)
 
 
+@pytest.mark.parametrize("case", WHERE_TRUE, ids=str)
+def test_where_true_compiled(case: Case) -> None:
+    run_case(case, compiled=True, grad=False)
+
+
 @pytest.mark.parametrize("case", ROW_SLICES[:-1], ids=str)
 def test_rows_compiled(case: Case) -> None:
     run_case(case, compiled=True, grad=False)

@@ -147,6 +147,12 @@ def test_distinct(k: int, layout: Layout) -> None:
     run_case(DISTINCT[k], layout, grad=False)
 
 
+@pytest.mark.parametrize("k", [0, 1, 6, 7])
+def test_distinct_compiled(k: int) -> None:
+    RAGGED[0] = 1
+    run_case(DISTINCT[k], grad=False, compiled=True)
+
+
 def test_distinct_alone() -> None:
     x = sample(dtype=torch.int64)
     for got in (torch.unique(x), x.unique(), x.unique(sorted=False)):
