@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from njt.kernels import padding
+from njt.kernels import padding, padding_ops
 
 CUDA_GRID = (
     (32, 8192, 512),
@@ -263,7 +263,7 @@ def wall(call: Callable[[], Any], device: str) -> float:
 def small_table(device: str) -> list[dict[str, Any]]:
     """Microseconds a call: the functions, the bare implementations, with a gradient wanted, and aten."""
     names = ("njt", "with grad", "bare", "aten", "pad_sequence")
-    pad_bare, unpad_bare = padding.IMPLEMENTATIONS[device.upper()]
+    pad_bare, unpad_bare = padding_ops.IMPLEMENTATIONS[device]
     rows = []
     print("\nsmall sizes, us a call\n" + f"{'':20}" + " ".join(f"{name:>12}" for name in names))
     for B, S, D in SMALL:
