@@ -23,6 +23,7 @@ import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._guards import TracingContext
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -53,6 +54,11 @@ try:  # see `trace_attribute`
     from torch._dynamo.variables.tensor import TensorVariable
 except ImportError:  # pragma: no cover
     VariableTracker = TensorVariable = None  # type: ignore[assignment,misc]
+
+try:  # see `_parameters_of_any_length`
+    from torch._dynamo.variables import builder as _builder
+except ImportError:  # pragma: no cover
+    _builder = None  # type: ignore[assignment]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -113,6 +119,11 @@ def make_wrapper(
     )
 
 
+def functions_off() -> bool:
+    """Whether no `__torch_function__` at all is asked, as where Dynamo builds guards."""
+    return torch._C._is_torch_function_all_disabled()
+
+
 def is_fake(x: Any) -> bool:
     """Whether `x` holds no data: traced by a compiler, a FakeTensor mode, or on the meta device."""
     return isinstance(mb_unwrap_functional_tensor(x), FakeTensor) or x.device.type == "meta"
@@ -163,6 +174,27 @@ def _sizes_without_symbols() -> None:
 
 
 _sizes_without_symbols()
+
+
+def _parameters_of_any_length() -> None:
+    """Keeps Dynamo from compiling the sizes of a module's nested parameter or buffer in, as it does for dense ones.
+
+    A ragged size is no number: it fails.
+    """
+    decide = getattr(_builder, "tensor_always_has_static_shape", None)
+    if decide is None:  # pragma: no cover - such parameters are then refused
+        return
+
+    @wraps(decide)
+    def unless_nested(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, BASE):
+            return False, None
+        return decide(tensor, *args, **kwargs)
+
+    _builder.tensor_always_has_static_shape = unless_nested
+
+
+_parameters_of_any_length()
 
 
 def is_ragged_size(size: Any) -> bool:
@@ -384,6 +416,16 @@ def one_node(f: _F) -> _F:
 
     _mark_cacheable(f"{f.__module__}.{f.__name__}")
     return torch.compiler.allow_in_graph(node)  # type: ignore[return-value]
+
+
+def never_traced(*functions: Callable[..., Any]) -> None:
+    """Has Dynamo leave these functions, and what they call, alone where they run outside of a graph.
+
+    Without it: in eager code between two graphs Dynamo compiles our own insides, piece by piece.
+    """
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    for f in functions:
+        set_code_exec_strategy(f.__code__, skip)
 
 
 def trace_attribute(cls: type, name: str, f: Callable[[Any], Any]) -> None:

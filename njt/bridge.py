@@ -109,8 +109,24 @@ def restructured(y: NestedTensor, x: NestedTensor) -> NestedTensor:
     if y._structure.same_layout(structure) or not (y._structure.has_gaps or structure.has_gaps):
         return nested_view(values(y), structure, y._ragged_dim, x)
     rows = x._values.shape[x._ragged_dim - 1]
-    packed = spread(compact_values(y), structure, rows, y._ragged_dim - 1)
+    if structure.is_traced:
+        packed = _moved(values(y), y._structure, structure, rows, y._ragged_dim - 1)
+    else:
+        packed = spread(compact_values(y), structure, rows, y._ragged_dim - 1)
     return wrap(packed, structure, y._ragged_dim, x)
+
+
+def _moved(packed: Tensor, old: Structure, new: Structure, rows: int, dim: int) -> Tensor:
+    """Rows of one structure where another, of equal lengths, has them; gaps get 0. No size hangs on data."""
+    row = torch.arange(rows, device=packed.device)
+    b = torch.searchsorted(new.offsets[1:].long(), row, right=True).clamp(max=new.batch_size - 1)
+    t = row - new.offsets[b]
+    gap = (t < 0) | (t >= new.seqlens[b])
+    shape = list(packed.shape)
+    # what gaps get stands behind the last row
+    source = torch.where(gap, shape[dim], old.offsets[b] + t)
+    shape[dim] = 1
+    return torch.cat([packed, packed.new_zeros(shape)], dim).index_select(dim, source)
 
 
 @_compat.one_node

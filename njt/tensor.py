@@ -299,6 +299,18 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
             return _hooks["complex_values"](self)
         return torch.ops.aten._nested_get_values.default(self)
 
+    # a compiler counts the bytes of parameters where no function of ours is asked
+    def numel(self) -> Any:
+        """How many elements the components have; gaps are not counted."""
+        if _compat.functions_off() and not self._structure.is_traced:
+            return _hooks["numel"](self)
+        return super().numel()
+
+    @property
+    def nbytes(self) -> Any:
+        """Bytes of the elements that `numel` counts."""
+        return self.numel() * self._values.element_size()
+
     def __len__(self) -> int:
         return self._structure.batch_size
 
@@ -337,6 +349,16 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
     @_dynamo_propagated_dynamic_indices.setter
     def _dynamo_propagated_dynamic_indices(self, dims: set[int]) -> None:
         self._dynamic_dims = dims
+
+    # An optimizer's tensors would go into its graph as constants; a graph takes nested tensors as inputs only.
+
+    @property
+    def _dynamo_static_input_type(self) -> str | None:
+        return self.__dict__.get("_static_input")
+
+    @_dynamo_static_input_type.setter
+    def _dynamo_static_input_type(self, kind: str) -> None:
+        self._static_input = "unguarded"
 
     # names that programs written for torch's class read or assign
 
@@ -461,6 +483,10 @@ _TRACED_ATTRIBUTES = {
 }
 for _name, _read in _TRACED_ATTRIBUTES.items():
     _compat.trace_attribute(NestedTensor, _name, _read)
+_compat.never_traced(
+    NestedTensor.__torch_function__.__func__,  # type: ignore[attr-defined]
+    NestedTensor.__torch_dispatch__.__func__,  # type: ignore[attr-defined]
+)
 
 
 def _rebuild(

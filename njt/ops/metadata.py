@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from njt import bridge, registry
+from njt import bridge, registry, tensor
 from njt._compat import OpOverload
 from njt.registry import implements
 from njt.structure import Structure
@@ -39,6 +39,9 @@ def _numel(x: NestedTensor) -> Any:
     if x._structure.is_traced:
         return per_row * x._structure.seqlens.sum().item()
     return per_row * sum(x._structure.host_lengths())
+
+
+tensor._hooks["numel"] = _numel
 
 
 def _same_storage_numel(a: Tensor, b: Tensor) -> bool:
