@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils import checkpoint as _checkpoint
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode, return_and_correct_aliasing
 
 try:  # ragged sizes; base class: Dynamo takes a nested tensor only if it is an instance of torch's own class
@@ -55,12 +56,26 @@ try:  # see `trace_attribute`
 except ImportError:  # pragma: no cover
     VariableTracker = TensorVariable = None  # type: ignore[assignment,misc]
 
+try:  # see `unseen`; without these names: structures are read in sight of selective checkpoints
+    from torch.utils._python_dispatch import (
+        _disable_current_modes,
+        _get_current_dispatch_mode_stack,
+    )
+
+    _NUMBERING: tuple[type, ...] = (
+        _checkpoint._CachingTorchDispatchMode,
+        _checkpoint._CachedTorchDispatchMode,
+    )
+except (ImportError, AttributeError):  # pragma: no cover
+    _NUMBERING = ()
+
 try:  # see `_parameters_of_any_length`
     from torch._dynamo.variables import builder as _builder
 except ImportError:  # pragma: no cover
     _builder = None  # type: ignore[assignment]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 NESTED_KEYS = DispatchKeySet(DispatchKey.NestedTensor).add(DispatchKey.AutogradNestedTensor)
 COMPOSITE_KEYS = (
@@ -376,6 +391,19 @@ def code_digest() -> str:
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def unseen(make: Callable[[], _T]) -> _T:
+    """`make()`, which is called once and its result kept, out of sight of selective checkpoints.
+
+    They number the operators of the forward pass and expect the same ones in the same order when it runs again.
+    """
+    if _NUMBERING and in_dispatch_mode() and not (fake_mode_active() or proxy_tracing()):
+        modes = _get_current_dispatch_mode_stack()
+        if any(isinstance(mode, _NUMBERING) for mode in modes):
+            with _disable_current_modes():
+                return make()
+    return make()
 
 
 def proxy_tracing() -> bool:

@@ -184,7 +184,7 @@ class Structure:
             return tuple(_traced_bound(n) for n in self.seqlens.unbind())
         self._refresh()
         if self._host is None:
-            self._take_host(tuple(self.seqlens.tolist()))
+            self._take_host(tuple(_compat.unseen(self.seqlens.tolist)))
         assert self._host is not None
         return self._host
 
@@ -213,7 +213,7 @@ class Structure:
             return make()
         self._refresh()
         if name not in self._derived:
-            self._derived[name] = make()
+            self._derived[name] = _compat.unseen(make)
         return self._derived[name]
 
     # bounds
@@ -279,7 +279,7 @@ class Structure:
         if self.batch_size == 0:
             low, high = 0, 0
         else:
-            low, high = torch.stack(self.seqlens.aminmax()).tolist()
+            low, high = _compat.unseen(lambda: torch.stack(self.seqlens.aminmax()).tolist())
         self._max = high if self._max is None else self._max
         self._min = low if self._min is None else self._min
 
@@ -329,10 +329,10 @@ class Structure:
         self._refresh()
         moved = self._moved.get(device)
         if moved is None:
-            lengths = None if self.lengths is None else self.lengths.to(device)
-            moved = Structure.find(
-                self.offsets.to(device), lengths, min_seqlen=self._min, max_seqlen=self._max
-            )
+            offsets = _compat.unseen(lambda: self.offsets.to(device))
+            given = self.lengths
+            lengths = None if given is None else _compat.unseen(lambda: given.to(device))
+            moved = Structure.find(offsets, lengths, min_seqlen=self._min, max_seqlen=self._max)
             if not self.is_traced:
                 moved._host, moved._total = self._host, self._total
                 equality.keep(self._same_lengths, moved._same_lengths)
