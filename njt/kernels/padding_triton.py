@@ -1,12 +1,12 @@
-"""Both copies in Triton: flat runs of words, so that rows of any width move at the speed of memory.
+"""Both copies in Triton: which kernel, how wide its words, how its programs share the work.
 
-values (P, total_length, R) words, offsets (B + 1,) <-> padded (B, P, width, R) words. In both shapes the rows of
-one segment are one contiguous run, so a program copies a piece of a run and never divides by R. Words are as
-wide as the row allows, whatever the dtype: the copy is bit for bit.
+values (*pre, total_length, *post), offsets (B + 1,) <-> padded (B, *pre, width, *post). The kernel is in
+`padding_triton_runs`. Arguments were checked before; nothing here waits for the device.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 
 import torch
@@ -14,99 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from njt.kernels.launch import Launcher
 from njt.kernels.padding_plan import filler_bytes
+from njt.kernels.padding_triton_runs import move_runs
 
-_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-
-
-@triton.jit
-def _packed_to_padded_kernel(
-    values,
-    offsets,
-    lengths,
-    padded,
-    pad_even,
-    pad_odd,
-    rows,
-    width,
-    R,
-    P,
-    blocks,
-    HAS_LENGTHS: tl.constexpr,
-    LEFT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    # one program writes BLOCK words of the plane of one (segment, pre index); int64 because planes pass 2**31
-    program = tl.program_id(0).to(tl.int64)
-    plane, block = program // blocks, program % blocks
-    b, p = plane // P, plane % P
-    start = tl.load(offsets + b).to(tl.int64)
-    if HAS_LENGTHS:  # noqa: SIM108, Triton compiles one branch only
-        length = tl.load(lengths + b).to(tl.int64)
-    else:
-        length = tl.load(offsets + b + 1).to(tl.int64) - start
-    kept = tl.minimum(length, width)
-    shift = 0
-    first = start
-    if LEFT:
-        shift = width - kept
-        first = start + length - kept
-    # offsets that point outside of the rows: filler, no read there
-    low = shift + tl.maximum(-first, 0)
-    high = shift + tl.minimum(kept, rows - first)
-    i = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-    inside = (i >= low * R) & (i < high * R)
-    word = tl.load(values + (p * rows + first - shift) * R + i, mask=inside, other=0)
-    filler = tl.where((i & 1) == 0, pad_even, pad_odd).to(word.dtype)
-    tl.store(padded + plane * width * R + i, tl.where(inside, word, filler), mask=i < width * R)
-
-
-@triton.jit
-def _padded_to_packed_kernel(
-    padded,
-    offsets,
-    lengths,
-    values,
-    rows,
-    width,
-    R,
-    P,
-    B,
-    blocks,
-    HAS_LENGTHS: tl.constexpr,
-    LEFT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    # one program writes every `blocks`-th piece of the run of one (segment, pre index)
-    program = tl.program_id(0).to(tl.int64)
-    plane, block = program // blocks, program % blocks
-    b, p = plane // P, plane % P
-    start = tl.load(offsets + b).to(tl.int64)
-    if HAS_LENGTHS:  # noqa: SIM108, Triton compiles one branch only
-        length = tl.load(lengths + b).to(tl.int64)
-    else:
-        length = tl.load(offsets + b + 1).to(tl.int64) - start
-    kept = tl.minimum(length, width)
-    shift = 0
-    skipped = 0
-    if LEFT:
-        shift = width - kept
-        skipped = length - kept
-    # the run of rows that this segment writes, counted from its start and kept within the rows
-    first = tl.maximum(-start, 0)
-    last = length
-    if not HAS_LENGTHS:
-        # no row stays as it was: the first and the last segment also clear what lies before and behind
-        first = tl.where(b == 0, -start, first)
-        last = tl.where(b == B - 1, rows - start, last)
-    first, last = first * R, tl.minimum(last, rows - start) * R
-    low, high = skipped * R, (skipped + kept) * R
-    source = padded + (plane * width + shift - skipped) * R
-    target = values + (p * rows + start) * R
-    for piece in range(block, (last - first + BLOCK - 1) // BLOCK, blocks):
-        i = first + piece * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-        word = tl.load(source + i, mask=(i >= low) & (i < high), other=0)
-        tl.store(target + i, word, mask=i < last)
+_WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.uint8}
+_NARROW_FROM = 256  # bytes of a run; below, its ends are most of it
+_move = Launcher(move_runs)
 
 
 def packed_to_padded(
@@ -119,33 +33,24 @@ def packed_to_padded(
     left: bool,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Launch for njt::packed_to_padded. Arguments were checked: no check, no `.item()`, no sync here."""
+    """Launch for njt::packed_to_padded."""
     batch, shape = offsets.shape[0] - 1, values.shape
-    size = (batch, *shape[:values_dim], width, *shape[values_dim + 1 :])
-    padded = torch.empty(size, dtype=values.dtype, device=values.device) if out is None else out
+    padded = out
+    if padded is None:
+        size = (batch, *shape[:values_dim], width, *shape[values_dim + 1 :])
+        padded = torch.empty(size, dtype=values.dtype, device=values.device)
     if not padded.numel():
         return padded
-    source = values.contiguous()
-    planes, row = _planes(shape, values_dim)
-    word = _word_size(row * values.element_size(), source, padded)
-    words = row * values.element_size() // word
-    even, odd = filler(padding, values.dtype, word)
-    block, blocks = _grid(width * words)
-    _packed_to_padded_kernel[(batch * planes * blocks,)](
-        _as_words(source, word),
+    planes = math.prod(shape[:values_dim])
+    _copy(
+        values.contiguous(),
+        padded,
         offsets,
-        offsets if lengths is None else lengths,
-        _as_words(padded, word),
-        even,
-        odd,
-        shape[values_dim],
-        width,
-        words,
-        planes,
-        blocks,
-        lengths is not None,
+        lengths,
+        (planes, shape[values_dim], width, padded.numel() // (batch * planes * width)),
         left,
-        block,
+        padding=padding,
+        unpad=False,
     )
     return padded
 
@@ -164,66 +69,83 @@ def padded_to_packed(
 
     The device is not asked where the offsets end, so `partial` makes no difference: rows behind are 0.
     """
-    inner = padded.shape[1:]
-    size = (*inner[:values_dim], total_length, *inner[values_dim + 1 :])
-    clear = lengths is not None or padded.shape[0] == 0
+    batch, *inner = padded.shape
+    clear = lengths is not None or batch == 0
     if out is None:
+        size = (*inner[:values_dim], total_length, *inner[values_dim + 1 :])
         make = torch.zeros if clear else torch.empty
         packed = make(size, dtype=padded.dtype, device=padded.device)
     else:
         packed = out.zero_() if clear else out
-    if not packed.numel() or padded.shape[0] == 0:
+    if not packed.numel() or batch == 0:
         return packed
-    source = padded.contiguous()
-    planes, row = _planes(inner, values_dim)
-    word = _word_size(row * padded.element_size(), source, packed)
-    words, width = row * padded.element_size() // word, inner[values_dim]
-    block, blocks = _grid(width * words)
-    _padded_to_packed_kernel[(padded.shape[0] * planes * blocks,)](
-        _as_words(source, word),
+    planes = math.prod(inner[:values_dim])
+    _copy(
+        padded.contiguous(),
+        packed,
         offsets,
-        offsets if lengths is None else lengths,
-        _as_words(packed, word),
-        total_length,
-        width,
-        words,
-        planes,
-        padded.shape[0],
-        blocks,
-        lengths is not None,
+        lengths,
+        (planes, total_length, inner[values_dim], packed.numel() // (planes * total_length)),
         left,
-        block,
+        padding=0.0,
+        unpad=True,
     )
     return packed
 
 
-def _planes(shape: torch.Size, values_dim: int) -> tuple[int, int]:
-    """Products of the sizes before and after the row dim."""
-    before = after = 1
-    for d, n in enumerate(shape):
-        if d < values_dim:
-            before *= n
-        elif d > values_dim:
-            after *= n
-    return before, after
+def _copy(
+    source: Tensor,
+    target: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    sizes: tuple[int, int, int, int],
+    left: bool,
+    padding: float,
+    unpad: bool,
+) -> None:
+    """One launch; sizes: planes, rows of the packed side, width of the padded side, elements a row."""
+    planes, rows, width, row = sizes
+    itemsize = source.element_size()
+    runs = (offsets.shape[0] - 1) * planes
+    row *= itemsize
+    together = row | source.data_ptr() | target.data_ptr()
+    word = min(together & -together, 8)
+    run_bytes = target.numel() * itemsize // runs  # of the target: on the mean, or each
+    narrow = (
+        word < 4 and run_bytes >= _NARROW_FROM and not (source.data_ptr() | target.data_ptr()) & 7
+    )
+    if narrow:
+        word, steps = 8, row
+    else:
+        steps = row // word
+    even, odd = filler(padding, source.dtype, word)
+    G, W, blocks = (_unpad_tile if unpad else _pad_tile)(run_bytes // word, runs)
+    _move(
+        -(-runs // G) * blocks,
+        (source, target),
+        (offsets, offsets if lengths is None else lengths),
+        (source.numel() * itemsize, runs, rows, width, steps, planes, blocks, even, odd),
+        (unpad, lengths is not None, left, planes == 1, narrow, _WORDS[word], G, W),
+    )
 
 
-def _word_size(row_bytes: int, *tensors: Tensor) -> int:
-    """The widest word that divides a row and the address of every tensor."""
-    together = row_bytes
-    for t in tensors:
-        together |= t.data_ptr()
-    return min(together & -together, 8)
+# Runs at once, words at once of each, and programs a run. A tile of 2048 words hides the latency of memory, few
+# tiles are few kernels to compile.
 
 
-def _as_words(x: Tensor, word: int) -> Tensor:
-    return x.view(-1).view(_WORDS[word])
+def _pad_tile(words: int, runs: int) -> tuple[int, int, int]:
+    """All runs are as long as one another, and are written to their end."""
+    W = 2048 if words > 768 else 512 if words > 192 else 128
+    G = 2048 // W
+    return (G if runs >= 256 * G else 1), W, max(triton.cdiv(words, W), 1)
 
 
-def _grid(plane: int) -> tuple[int, int]:
-    """Words a program and programs a plane: enough work to hide latency, enough programs to fill the chip."""
-    block = max(64, min(2048, triton.next_power_of_2(plane)))
-    return block, max(triton.cdiv(plane, block), 1)
+def _unpad_tile(words: int, runs: int) -> tuple[int, int, int]:
+    """`words` is the mean: programs for the longest would idle in most runs, so they come back for more instead."""
+    W = 2048 if words > 640 else 512 if words > 96 else 128
+    G = 2048 // W
+    blocks = max(1, words * 3 // (2 * W)) if W == 2048 else 1
+    return (G if runs >= 256 * G else 1), W, blocks
 
 
 def filler(padding: float, dtype: torch.dtype, word: int) -> tuple[int, int]:
