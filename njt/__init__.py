@@ -1,6 +1,7 @@
 """njt: batches of variable-length sequences as ordinary tensors, with no padding."""
 
 from njt import ops  # fills the operator tables
+from njt import transforms as transforms
 from njt.attention import multihead, sdpa
 from njt.bert_padding import pad_input, unpad_input
 from njt.construct import (

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Callable
-from functools import cache, update_wrapper, wraps
+from functools import cache, partial, update_wrapper, wraps
 from inspect import signature
 from operator import attrgetter
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet
+from torch._C import DispatchKey, DispatchKeySet, _functorch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._guards import TracingContext
 from torch._ops import OpOverload as OpOverload
@@ -31,7 +31,11 @@ from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils import checkpoint as _checkpoint
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode, return_and_correct_aliasing
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_in_torch_dispatch_mode,
+    return_and_correct_aliasing,
+)
 
 try:  # ragged sizes; base class: Dynamo takes a nested tensor only if it is an instance of torch's own class
     from torch.nested._internal import nested_tensor as _torch_nested
@@ -101,6 +105,7 @@ schema = attrgetter("_schema")
 _get_mode = torch._C._get_dispatch_mode
 _PROXY_MODE = torch._C._TorchDispatchModeKey.PROXY
 _FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
+_FUNCTIONAL_MODE = torch._C._TorchDispatchModeKey.FUNCTIONAL
 
 
 def make_wrapper(
@@ -394,10 +399,14 @@ def code_digest() -> str:
 
 
 def unseen(make: Callable[[], _T]) -> _T:
-    """`make()`, which is called once and its result kept, out of sight of selective checkpoints.
+    """`make()`, which is called once and its result kept, out of sight of transforms and selective checkpoints.
 
-    They number the operators of the forward pass and expect the same ones in the same order when it runs again.
+    A transform's tensors end with it. Checkpoints number the operators of the forward pass and expect the same ones in
+    the same order when it runs again.
     """
+    if transforming():
+        with outside_transforms():
+            return make()
     if _NUMBERING and in_dispatch_mode() and not (fake_mode_active() or proxy_tracing()):
         modes = _get_current_dispatch_mode_stack()
         if any(isinstance(mode, _NUMBERING) for mode in modes):
@@ -409,6 +418,11 @@ def unseen(make: Callable[[], _T]) -> _T:
 def proxy_tracing() -> bool:
     """Whether a graph is being recorded below us (AOTAutograd, make_fx, non-strict export)."""
     return _get_mode(_PROXY_MODE) is not None
+
+
+def written_back(x: Tensor) -> bool:
+    """Whether `x` is an input of a graph to which its new values are copied at the end, below functionalization."""
+    return _get_mode(_FUNCTIONAL_MODE) is not None and mb_unwrap_functional_tensor(x) is x
 
 
 def fake_mode_active() -> bool:
@@ -579,11 +593,6 @@ def register_inductor_decomposition(overload: Any, decomposition: Any) -> bool:
     return True
 
 
-def functorch_active() -> bool:
-    """Whether torch.func is at work (grad, vmap, jvp)."""
-    return torch._C._are_functorch_transforms_active()
-
-
 def version(x: Tensor) -> int:
     """How often `x` was written to, as autograd counts; tensors that it does not watch are never written."""
     return 0 if x.is_inference() else x._version
@@ -611,6 +620,166 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     """One product a group of rows; public in newer versions."""
     public = getattr(F, "grouped_mm", None)
     return torch._grouped_mm(a, b, offs=offs) if public is None else public(a, b, offs=offs)
+
+
+# ---- transforms of functions ------------------------------------------------------------------------------------------
+# torch.func and forward mode see dense operators only. So it is the values of a nested tensor that they wrap and follow;
+# operators on wrappers are brought past them, and what is then done to the values is in their sight again.
+
+functorch_active = torch._C._are_functorch_transforms_active
+_forward_ad = torch.autograd.forward_ad
+
+
+def transforming() -> bool:
+    """Whether torch.func (grad, vmap, jvp) or a level of forward mode is at work."""
+    return functorch_active() or _forward_ad._current_level >= 0
+
+
+def _keys(*names: str) -> DispatchKeySet:
+    found = DispatchKeySet(DispatchKey.Undefined)
+    for name in names:
+        found = found.add(getattr(DispatchKey, name))
+    return found
+
+
+_TRANSFORMS = _keys(
+    "FuncTorchDynamicLayerFrontMode",
+    "FuncTorchDynamicLayerBackMode",
+    "FuncTorchGradWrapper",
+    "FuncTorchBatched",
+    "FuncTorchBatchedDecomposition",
+    "FuncTorchVmapMode",
+)
+_AUTOGRAD = _keys(
+    "AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"
+)
+
+
+def outside_transforms() -> Any:
+    """A context in which operators on plain tensors are run as if no transform were at work."""
+    return torch._C._ExcludeDispatchKeyGuard(_TRANSFORMS)
+
+
+class _OnWrappers(TorchDispatchMode):
+    """Brings every operator of a C++ function past transforms and autograd to `run`, which is in their sight again."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.run = run
+        self.seen = (
+            torch._C._dispatch_tls_local_include_set(),
+            torch._C._dispatch_tls_local_exclude_set(),
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C._ForceDispatchKeyGuard(*self.seen), torch._C._EnableTorchFunction():
+            return self.run(func, args, kwargs or {})
+
+
+def call_on_wrappers(
+    func: Callable[..., Any], args: Any, kwargs: Any, run: Callable[..., Any]
+) -> Any:
+    """`func`, of whose operators each is given to `run(operator, args, kwargs)`, past transforms and autograd."""
+    mode = _OnWrappers(run)
+    with (
+        no_torch_function(),
+        torch._C._ExcludeDispatchKeyGuard(_TRANSFORMS | _AUTOGRAD),
+        mode,
+    ):
+        return func(*args, **kwargs)
+
+
+def decompose_on_wrappers(func: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
+    """`call_on_wrappers` for the decomposition of a composite operator; NotImplemented if it has none."""
+    for key in COMPOSITE_KEYS:
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+            return call_on_wrappers(partial(func._op_dk, key), args, kwargs, run)
+    return NotImplemented
+
+
+# where a kernel meets torch.func before its transforms do
+UNDER_TRANSFORMS = "FuncTorchDynamicLayerFrontMode"
+
+
+def wants_gradient(args: tuple[Any, ...]) -> bool:
+    """Whether autograd records an operator with these arguments."""
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+
+
+def below_autograd(op: OpOverload, keyset: DispatchKeySet, args: Any) -> Any:
+    """Goes on from a kernel of key Autograd to the operator's kernel for its device."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+def with_defaults(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`args` with the defaults that the dispatcher has left out."""
+    return (*args, *(a.default_value for a in op._schema.arguments[len(args) :]))
+
+
+def is_transformed(x: Tensor) -> bool:
+    """Whether `x` belongs to a transform of torch.func."""
+    return _functorch.is_functorch_wrapped_tensor(x)
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether torch.func.vmap has a dim of `x` in hand, at any level."""
+    while is_transformed(x):
+        if _functorch.is_batchedtensor(x):
+            return True
+        x = _functorch.get_unwrapped(x)
+    return False
+
+
+def untransformed(x: Tensor) -> Tensor:
+    """The plain tensor under all wrappers of torch.func."""
+    while is_transformed(x):
+        x = _functorch.get_unwrapped(x)
+    return x
+
+
+def tangents_are_dropped(x: Tensor) -> bool:
+    """Whether `x` has a tangent that no operator follows at present, as inside of an autograd.Function."""
+    return (
+        _forward_ad._current_level >= 0
+        and not torch._C._is_fwd_grad_enabled()
+        and torch._VF._unpack_dual(x, level=0)[1] is not None  # type: ignore[attr-defined]
+    )
+
+
+make_dual, unpack_dual = torch._VF._make_dual, torch._VF._unpack_dual  # type: ignore[attr-defined]
+
+# what `teach_transforms` replaces, by the module that looks the name up
+_TRANSFORM_DOORS = {
+    "torch._functorch.eager_transforms": (
+        "_wrap_for_grad",
+        "_unwrap_for_grad",
+        "_wrap_functional_tensor",
+    ),
+    "torch._functorch.vmap": ("_add_batch_dim", "_remove_batch_dim", "is_batchedtensor"),
+    "torch._functorch.autograd_function": ("_unwrap_for_grad", "_add_batch_dim"),
+}
+
+
+def teach_transforms(kind: type, ours: dict[str, Callable[..., Any]]) -> None:
+    """Has torch.func take tensors of class `kind`: `ours` holds, by "module.name", what a function does to one.
+
+    Each is called as `ours(torch's function, x, ...)`. Without a name in torch: that transform fails on nested tensors.
+    """
+    for module, names in _TRANSFORM_DOORS.items():
+        home = importlib.import_module(module)
+        for name in names:
+            dense = getattr(home, name, None)
+            if dense is not None and not hasattr(dense, "njt_door"):
+                setattr(home, name, _taught(dense, kind, ours[f"{home.__name__[17:]}.{name}"]))
+
+
+def _taught(dense: Any, kind: type, ours: Callable[..., Any]) -> Any:
+    def door(x: Any, *args: Any, **options: Any) -> Any:
+        return ours(dense, x, *args, **options) if type(x) is kind else dense(x, *args, **options)
+
+    door.njt_door = True  # type: ignore[attr-defined]
+    return door
 
 
 # ---- doors ----------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ _no_function = _compat.no_torch_function
 def values(x: NestedTensor) -> Tensor:
     """The packed values of `x`, differentiable; gap rows included, their gradient is zero."""
     if x.requires_grad and torch.is_grad_enabled():
+        if _compat.transforming():
+            return untracked(x)._values
         if x.dtype.is_complex:
             return _ComplexValues.apply(x)
         with _no_function():
@@ -35,6 +37,8 @@ def nested_view(
     values: Tensor, structure: Structure, ragged_dim: int = 1, like: NestedTensor | None = None
 ) -> NestedTensor:
     """A nested tensor that is a view of `values` for autograd: writes through either are seen by both."""
+    if _compat.transforming():
+        return NestedTensor(values, structure, ragged_dim)
     if values.dtype.is_complex and values.requires_grad and torch.is_grad_enabled():
         return _ComplexView.apply(values, structure, ragged_dim)
     dummy = _dummy() if like is None else like
@@ -51,6 +55,28 @@ def wrap(
     if structure.is_traced or (values.requires_grad and torch.is_grad_enabled()):
         return nested_view(values, structure, ragged_dim, like)
     return NestedTensor(values, structure, ragged_dim)
+
+
+def untracked(x: NestedTensor) -> NestedTensor:
+    """`x` as transforms want it: its values carry the graph, not the wrapper."""
+    with _no_function():
+        if not (x.requires_grad and torch.is_grad_enabled()):
+            return x
+        with _compat.outside_transforms():
+            packed = aten._nested_get_values.default(x)
+    return NestedTensor(packed, x._structure, x._ragged_dim)
+
+
+def tracked(x: NestedTensor) -> NestedTensor:
+    """The reverse of `untracked`, for what leaves the last transform."""
+    packed = x._values
+    if not packed.requires_grad or _compat.is_transformed(packed):
+        return x
+    structure = x._structure
+    with _no_function(), _compat.outside_transforms():
+        return aten._nested_view_from_jagged.default(
+            packed, structure.offsets, x, structure.lengths, x._ragged_dim, None, structure.extent
+        )
 
 
 class _ComplexValues(torch.autograd.Function):
@@ -189,6 +215,14 @@ def _single_rows(x: NestedTensor) -> bool:
     return not structure.is_traced and structure.max_seqlen == structure.min_seqlen == 1
 
 
+def below(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of `func` that does not come back to its handler but goes to the operators."""
+    if _compat.transforming():
+        return tensor._hooks["operators"](func, args, kwargs)
+    with _no_function():
+        return func(*args, **kwargs)
+
+
 tensor._hooks["unify"] = unify
 tensor._hooks["complex_values"] = values
 
@@ -218,11 +252,15 @@ def without_gaps(packed: Tensor, x: NestedTensor) -> Tensor:
     # the gradient of a step function is a tensor without storage, zero in gaps as well
     if not x._structure.has_gaps or _compat.is_zero_tensor(packed):
         return packed
-    d = x._ragged_dim - 1
-    mask = x._structure.row_mask(packed.shape[d])
+    return torch.where(rows_in_use(x, packed), packed, packed.new_zeros(()))
+
+
+def rows_in_use(x: NestedTensor, packed: Tensor | None = None) -> Tensor:
+    """A mask that broadcasts to the values of `x`, or to others of its rows: False in gaps."""
+    d, packed = x._ragged_dim - 1, x._values if packed is None else packed
     shape = [1] * packed.dim()
     shape[d] = -1
-    return torch.where(mask.view(shape), packed, packed.new_zeros(()))
+    return x._structure.row_mask(packed.shape[d]).view(shape)
 
 
 def is_traced(x: NestedTensor) -> bool:

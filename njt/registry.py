@@ -167,6 +167,11 @@ class _Composite:
         return _compat.redispatch_composite(func, args, kwargs)
 
 
+def is_composite(rule: Rule) -> bool:
+    """Whether the rule is torch's own decomposition."""
+    return isinstance(rule, _Composite)
+
+
 def lookup(func: OpOverload) -> Rule:
     """The rule of an overload: its line, else its tag's, else torch's own decomposition.
 

@@ -19,6 +19,7 @@ from njt.structure import Structure
 _FUNCTIONS = registry.FUNCTIONS
 _RESOLVED = registry._RESOLVED
 _disable_function = _compat.no_torch_function
+_transforming = _compat.transforming
 
 
 # ragged dim, requires_grad and the names of the inner tensors: no data, or every batch is compiled anew
@@ -212,6 +213,8 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if _transforming():
+            return _hooks["transformed"](func, args, kwargs or {})
         handler = _FUNCTIONS.get(func)
         if handler is not None:
             if _compat.fake_mode_active():

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "njt"
 # from the top down; a room is a module or a folder; rooms of one line don't know each other
 LAYERS = [
     ["njt"],
-    ["drop_in", "exporting", "testing", "bert_padding"],
+    ["drop_in", "exporting", "testing", "bert_padding", "transforms"],
     ["construct"],
     ["ops", "attention"],
     ["rules"],

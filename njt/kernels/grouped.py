@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from njt import _compat
-from njt.kernels import padding
+from njt.kernels import derivatives, padding
 
 MANY = 64  # from so many segments on, one grouped call beats a loop of products (one CPU thread, 4096 rows, 64 x 64)
 
@@ -200,9 +200,5 @@ for _key in ("CPU", "CUDA"):
     _library.impl("grouped_contract", _contract_kernel, _key)
 torch.library.register_fake("njt::grouped_multiply", _multiply_fake, lib=_library)
 torch.library.register_fake("njt::grouped_contract", _contract_fake, lib=_library)
-torch.library.register_autograd(
-    "njt::grouped_multiply", _multiply_backward, setup_context=_setup_context, lib=_library
-)
-torch.library.register_autograd(
-    "njt::grouped_contract", _contract_backward, setup_context=_setup_context, lib=_library
-)
+derivatives.register(_library, "grouped_multiply", _multiply_backward, _setup_context)
+derivatives.register(_library, "grouped_contract", _contract_backward, _setup_context)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from njt import _compat
-from njt.kernels import padding_cpu, padding_inductor, padding_triton
+from njt.kernels import derivatives, padding_cpu, padding_inductor, padding_triton
 
 _LIBRARY = torch.library.Library("njt", "FRAGMENT")
 _PAD = "Tensor values, Tensor offsets, Tensor? lengths, SymInt width, Scalar padding, int values_dim, bool left"
@@ -251,9 +251,5 @@ def _unpad_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return padded, *[None] * 6
 
 
-torch.library.register_autograd(
-    "njt::packed_to_padded", _pad_backward, setup_context=pad_setup, lib=_LIBRARY
-)
-torch.library.register_autograd(
-    "njt::padded_to_packed", _unpad_backward, setup_context=unpad_setup, lib=_LIBRARY
-)
+derivatives.register(_LIBRARY, "packed_to_padded", _pad_backward, pad_setup, mapped=[0])
+derivatives.register(_LIBRARY, "padded_to_packed", _unpad_backward, unpad_setup, mapped=[0])

@@ -3,11 +3,13 @@
 Importing it registers them.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from njt.kernels import derivatives
 from njt.kernels.segments_index import segment_ids, segment_lengths
 from njt.kernels.segments_ops import (
     INDEX_SCANS,
@@ -214,14 +216,27 @@ def _sort_backward(ctx, grad):
     return [None] * 7
 
 
-for _name, _backward, _setup in (
-    ("segment_reduce", _reduce_backward, _reduce_setup),
-    ("segment_ties", _ties_backward, _ties_setup),
-    ("segment_broadcast", _broadcast_backward, _broadcast_setup),
-    ("segment_softmax", _softmax_grad, _softmax_setup),
-    ("segment_softmax_backward", _softmax_backward_grad, _softmax_backward_setup),
-    ("segment_scan", _scan_backward, _scan_setup),
-    ("segment_recurrence", _recurrence_backward, _recurrence_setup),
-    ("segment_sort", _sort_backward, _sort_setup),
-):
-    torch.library.register_autograd(f"njt::{_name}", _backward, setup_context=_setup, lib=LIBRARY)
+def _scan_jvp(ctx, tangent, *rest):
+    """logcumsumexp by its recurrence, whose backward splits signs; the others by their backward."""
+    place, saved = _place(ctx)
+    if ctx.name != "logcumsumexp":
+        return _scan_pushed(ctx, tangent, *rest)
+    offsets, lengths, ids, dim, max_seqlen = place
+    ids = _ids(ids, offsets, lengths, tangent.shape[dim])
+    place = (offsets, lengths, ids, dim, max_seqlen)
+    values, output, tangent = (mask_gaps(t, offsets, lengths, ids, dim) for t in (*saved, tangent))
+    before = shift(output, offsets, ids, dim, -torch.inf, ctx.reverse)
+    share = (values - output).exp() * tangent
+    return recurrence(share, (before - output).exp(), *place, reverse=ctx.reverse)
+
+
+_scan_pushed = derivatives.pushed(_scan_backward)
+register = partial(derivatives.register, LIBRARY)
+register("segment_reduce", _reduce_backward, _reduce_setup, mapped=[0])
+register("segment_ties", _ties_backward, _ties_setup, mapped=[0, 1, 2])
+register("segment_broadcast", _broadcast_backward, _broadcast_setup, mapped=[0])
+register("segment_softmax", _softmax_grad, _softmax_setup, mapped=[0])
+register("segment_softmax_backward", _softmax_backward_grad, _softmax_backward_setup, mapped=[0, 1])
+register("segment_scan", _scan_backward, _scan_setup, mapped=[0], jvp=_scan_jvp)
+register("segment_recurrence", _recurrence_backward, _recurrence_setup, mapped=[0, 1])
+register("segment_sort", _sort_backward, _sort_setup, mapped=[0])

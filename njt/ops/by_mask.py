@@ -110,8 +110,7 @@ def _where(condition: Any, *choices: Any, **named: Any) -> Any:
     if not choices and not named:
         return _nonzero(condition, as_tuple=True)
     condition, *operands = bridge.unify(torch.where, (condition, *choices))
-    with _compat.no_torch_function():
-        return torch.where(condition, *operands, **named)
+    return bridge.below(torch.where, condition, *operands, **named)
 
 
 declare_named("masked_select", one_node("masked_select", _masked_select))

@@ -213,8 +213,7 @@ def _squeeze_(x: Any, dim: Any = None) -> Tensor:
     given = range(1, x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     named = [d if dim is None else inner_dim("squeeze", x, d) + 1 for d in given if d != r]
     for d in sorted((d for d in named if x._values.shape[d - 1] == 1), reverse=True):
-        with _compat.no_torch_function():
-            aten.squeeze_.dim(x, d)
+        bridge.below(aten.squeeze_.dim, x, d)
     return x
 
 

@@ -89,6 +89,8 @@ class Structure:
             extent: bounds as a tensor of shape (max + 2, min + 2, 0), the form in which they travel
                 through compiled graphs; a size of 1 stands for "not known".
         """
+        if _compat.functorch_active():
+            offsets, lengths = _outside(offsets), None if lengths is None else _outside(lengths)
         key = (id(offsets), id(lengths))
         found = _TABLE.get(key)
         if found is None:
@@ -290,7 +292,7 @@ class Structure:
         if self._extent is None and (self._max is not None or self._min is not None):
             high = 1 if self._max is None else self._max + 2
             low = 1 if self._min is None else self._min + 2
-            extent = torch.empty(high, low, 0)
+            extent = _compat.unseen(lambda: torch.empty(high, low, 0))
             known = {d for d, bound in enumerate((self._max, self._min)) if bound is not None}
             _compat.mark_dynamic(extent, known)
             self._extent = extent
@@ -399,6 +401,18 @@ class Structure:
         if self.is_traced:
             return f"Structure(batch_size={self.batch_size}, traced)"
         return f"Structure(lengths={errors._lengths_text(self.host_lengths())})"
+
+
+def _outside(x: Tensor) -> Tensor:
+    """Offsets or lengths as no transform of torch.func has them."""
+    if _compat.is_batched(x):
+        raise errors.bad_shape(
+            "vmap",
+            f"offsets or lengths {tuple(x.shape)} that vmap runs over",
+            "one structure for all",
+            "Make the nested tensor outside of vmap, or loop over structures.",
+        )
+    return _compat.untransformed(x)
 
 
 def _traced_bound(bound: Tensor) -> Any:
