@@ -622,9 +622,9 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     return torch._grouped_mm(a, b, offs=offs) if public is None else public(a, b, offs=offs)
 
 
-# ---- transforms of functions ------------------------------------------------------------------------------------------
-# torch.func and forward mode see dense operators only. So it is the values of a nested tensor that they wrap and follow;
-# operators on wrappers are brought past them, and what is then done to the values is in their sight again.
+# ---- transforms of functions ----------------------------------------------------------------------------------------
+# torch.func and forward mode see dense operators only. So it is the values of a nested tensor that they wrap and
+# follow; operators on wrappers are brought past them, and what is then done to the values is in their sight again.
 
 functorch_active = torch._C._are_functorch_transforms_active
 _forward_ad = torch.autograd.forward_ad

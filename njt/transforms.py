@@ -20,10 +20,16 @@ from njt.tensor import NestedTensor
 
 aten = torch.ops.aten
 
+# functions that compute nothing: rows in gaps may stay what they are
 _VIEWS = frozenset(
-    "T H mT mH adjoint real imag view view_as reshape reshape_as transpose permute swapdims swapaxes movedim moveaxis "
-    "flatten unflatten squeeze unsqueeze expand expand_as narrow select slice split chunk tensor_split unbind diagonal "
-    "detach alias values __getitem__ __setitem__ __get__ __set__ view_as_real view_as_complex contiguous to".split()
+    {
+        *("T", "H", "mT", "mH", "adjoint", "real", "imag", "view_as_real", "view_as_complex"),
+        *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "contiguous", "to"),
+        *("transpose", "permute", "swapdims", "swapaxes", "movedim", "moveaxis"),
+        *("squeeze", "unsqueeze", "expand", "expand_as", "narrow", "select", "slice", "diagonal"),
+        *("split", "chunk", "tensor_split", "unbind", "detach", "alias", "values"),
+        *("__getitem__", "__setitem__", "__get__", "__set__"),
+    }
 )
 
 
