@@ -133,6 +133,9 @@ def _copy_(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
             source = NestedTensor(source._values.to(x.device), structure, source._ragged_dim)
         elif source.dim():
             source = source.to(x.device)
+    if isinstance(source, NestedTensor) and _compat.written_back(x._values):
+        x._values.copy_(source._values)  # its gaps are still those of x
+        return x
     if x._structure.has_gaps and isinstance(source, Tensor):
         # rows are copied into place one by one, which converts nothing
         source = source.to(x.dtype)

@@ -7,10 +7,11 @@ Ragged dim: any, the same for all operands. May import bridge, tensor, kernels, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from njt import _compat, bridge, errors
@@ -64,12 +65,18 @@ class Pointwise:
         target = written[0] if written else None
         lead = x if target is None else target
         compacted = target is not None and target._structure.has_gaps
-        fit = _Fit(op, lead, compacted)
+        if target is not None and compacted and target._structure.is_traced:
+            fit = _Fit(op, lead, compacted=False, copied=written)
+        else:
+            fit = _Fit(op, lead, compacted)
         inner_args = [fit(a) for a in args]
         inner_kwargs = {k: fit(v) for k, v in kwargs.items()}
         out = func(*inner_args, **inner_kwargs)
         if target is not None:
-            if compacted:
+            if fit.copied:
+                for a, copy in zip(written, fit.written(func, inner_args, inner_kwargs)):
+                    a._values.copy_(torch.where(bridge.rows_in_use(a), copy, a._values))
+            elif compacted:
                 rows, d = target._structure.row_index(), target._ragged_dim - 1
                 for a, written_rows in zip(written, fit.written(func, inner_args, inner_kwargs)):
                     a._values.index_copy_(d, rows, written_rows)
@@ -122,9 +129,15 @@ class _Fit:
     """Turns operands into tensors that line up with the values of `lead`."""
 
     def __init__(
-        self, op: str, lead: NestedTensor, compacted: bool, differentiable: bool = False
+        self,
+        op: str,
+        lead: NestedTensor,
+        compacted: bool,
+        differentiable: bool = False,
+        copied: Sequence[NestedTensor] = (),
     ) -> None:
         self.differentiable = differentiable
+        self.copied = copied  # written in a graph: a whole copy is, so that no size hangs on data
         self.op = op
         self.lead = lead
         self.compacted = compacted
@@ -156,6 +169,8 @@ class _Fit:
                 raise errors.different_ragged_dims(self.op, lead, a)
         if self.compacted:
             return bridge.compact_values(a)
+        if any(a is w for w in self.copied):
+            return a._values.clone()
         return bridge.values(a) if self.differentiable else a._values
 
     def dense(self, t: Tensor) -> Tensor:

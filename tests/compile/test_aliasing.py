@@ -74,3 +74,32 @@ def test_writes_into_inputs(name: str) -> None:
     assert values._version > version
     torch.testing.assert_close(values, y.values())
     torch.testing.assert_close(_packed(ours), _packed(theirs))
+
+
+GAPPED: dict[str, Callable[[Any, Any], Any]] = {
+    "by a tensor of other rows": lambda x, y: x.add_(y),
+    "by a number": lambda x, y: x.mul_(2),
+    "one after the other": lambda x, y: x.sin_().mul_(y).clamp_(min=0),
+    "copied over": lambda x, y: x.copy_(y.relu()),
+    "from out of a graph": lambda x, y: torch.mul(x, y, out=x),
+}
+
+
+@pytest.mark.parametrize("name", GAPPED)
+def test_writes_leave_gaps_alone(name: str) -> None:
+    """In two batches, of which the second finds a graph for other sizes."""
+    write = torch.compile(GAPPED[name], fullgraph=True, backend="aot_eager")
+    for starts, lengths in (([0, 4, 8], [2, 3]), ([0, 6, 7, 9], [4, 0, 1])):
+        offsets, used = torch.tensor(starts), torch.tensor(lengths)
+        ours, theirs = (
+            njt.nested_tensor_from_jagged(values, offsets, used)
+            for values in torch.randn(starts[-1] + 1, 3).repeat(2, 1, 1)
+        )
+        other = njt.NestedTensor(torch.randn(starts[-1] + 1, 3), ours.structure, 1)
+        before = theirs.values().clone()
+        write(ours, other)
+        GAPPED[name](theirs, njt.NestedTensor(other.values(), theirs.structure, 1))
+        assert torch.equal(ours.values(), theirs.values())
+        in_gaps = ~theirs.structure.row_mask(len(before))
+        assert torch.equal(ours.values()[in_gaps], before[in_gaps])
+        assert not torch.equal(ours.values(), before)
