@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet, _functorch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._functorch._aot_autograd import runtime_wrappers as _runtime_wrappers
 from torch._guards import TracingContext
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -537,16 +538,22 @@ def operators_run_as_they_are() -> bool:
         return False
 
 
+# the attribute by which Dynamo knows dims that vary, without a guard on it; torch 2.11 has the other name
+DYNAMIC_DIMS = (
+    "_dynamo_propagated_dynamic_indices"
+    if hasattr(_runtime_wrappers, "mark_dynamo_propagated_dynamic_indices")
+    else "_dynamo_weak_dynamic_indices"
+)
+
+
 def mark_dynamic(x: Tensor, dims: set[int]) -> None:
     """Tells Dynamo that these dims vary from batch to batch, as a hint and not as a demand.
 
     Marks that are there, as on the outputs of compiled graphs, stay.
     """
-    marks = getattr(x, "_dynamo_propagated_dynamic_indices", None)
+    marks = getattr(x, DYNAMIC_DIMS, None)
     if marks is None or not dims <= marks:
-        x._dynamo_propagated_dynamic_indices = (  # type: ignore[attr-defined]
-            set(dims) if marks is None else dims | marks
-        )
+        setattr(x, DYNAMIC_DIMS, set(dims) if marks is None else dims | marks)
 
 
 def in_backward() -> bool:

@@ -345,13 +345,13 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
     def _dynamo_unbacked_indices(self, dims: set[int]) -> None:
         pass  # copied along by Dynamo
 
-    @property
-    def _dynamo_propagated_dynamic_indices(self) -> set[int]:
+    def _get_dynamic_dims(self) -> set[int]:
         return self.__dict__.get("_dynamic_dims") or {0, self._ragged_dim}
 
-    @_dynamo_propagated_dynamic_indices.setter
-    def _dynamo_propagated_dynamic_indices(self, dims: set[int]) -> None:
+    def _set_dynamic_dims(self, dims: set[int]) -> None:
         self._dynamic_dims = dims
+
+    locals()[_compat.DYNAMIC_DIMS] = property(_get_dynamic_dims, _set_dynamic_dims)
 
     # An optimizer's tensors would go into its graph as constants; a graph takes nested tensors as inputs only.
 
