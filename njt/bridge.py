@@ -89,6 +89,8 @@ class _ComplexValues(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> NestedTensor:
+        if _compat.is_zero_tensor(grad):
+            grad = grad.clone()
         return wrap(grad, ctx.structure, ctx.ragged_dim)
 
 

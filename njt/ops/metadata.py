@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from njt import bridge, registry, tensor
+from njt import _compat, bridge, registry, tensor
 from njt._compat import OpOverload
 from njt.registry import implements
 from njt.structure import Structure
@@ -120,6 +120,8 @@ def _view_from_jagged(
 ) -> NestedTensor:
     values, offsets, _, lengths, ragged_dim, _, extent = (*args, *(None,) * 7)[:7]
     structure = Structure.find(offsets, lengths, extent=extent)
+    if _compat.is_zero_tensor(values):
+        values = values.clone()  # a gradient without storage, which operators on values can't read
     return NestedTensor(values, structure, 1 if ragged_dim is None else ragged_dim)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from njt import _compat, bridge, dims, errors
 from njt._compat import OpOverload
-from njt.registry import declare, declare_named, implements
+from njt.registry import declare, declare_function, declare_named, implements
 from njt.rules.reduction import one_node
 from njt.rules.restructured import Restructured, inner_dim, packed, permuted, seen
 from njt.structure import Structure
@@ -327,6 +327,8 @@ declare_named("view_as_real", _of_values("view_as_real", torch.view_as_real, 1))
 declare_named("view_as_complex", _of_values("view_as_complex", torch.view_as_complex, -1))
 declare_named("real", _of_values("real", torch.real))
 declare_named("imag", _of_values("imag", torch.imag))
+declare_function(_of_values("real", torch.real), torch.Tensor.real.__get__)  # type: ignore[attr-defined]
+declare_function(_of_values("imag", torch.imag), torch.Tensor.imag.__get__)  # type: ignore[attr-defined]
 declare_named("conj", _of_values("conj", torch.conj))
 declare_named("resolve_conj", _of_values("resolve_conj", torch.resolve_conj))
 declare_named("resolve_neg", _of_values("resolve_neg", torch.resolve_neg))
