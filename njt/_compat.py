@@ -762,6 +762,7 @@ _TRANSFORM_DOORS = {
         "_wrap_for_grad",
         "_unwrap_for_grad",
         "_wrap_functional_tensor",
+        "_autograd_grad",
     ),
     "torch._functorch.vmap": ("_add_batch_dim", "_remove_batch_dim", "is_batchedtensor"),
     "torch._functorch.autograd_function": ("_unwrap_for_grad", "_add_batch_dim"),
@@ -771,7 +772,8 @@ _TRANSFORM_DOORS = {
 def teach_transforms(kind: type, ours: dict[str, Callable[..., Any]]) -> None:
     """Has torch.func take tensors of class `kind`: `ours` holds, by "module.name", what a function does to one.
 
-    Each is called as `ours(torch's function, x, ...)`. Without a name in torch: that transform fails on nested tensors.
+    Each is called as `ours(torch's function, x, ...)` where `x` or what follows it is such a tensor, or holds one.
+    Without a name in torch: that transform fails on nested tensors.
     """
     for module, names in _TRANSFORM_DOORS.items():
         home = importlib.import_module(module)
@@ -782,8 +784,13 @@ def teach_transforms(kind: type, ours: dict[str, Callable[..., Any]]) -> None:
 
 
 def _taught(dense: Any, kind: type, ours: Callable[..., Any]) -> Any:
+    def concerns(x: Any) -> bool:
+        return type(x) is kind or (type(x) in (tuple, list) and any(type(e) is kind for e in x))
+
     def door(x: Any, *args: Any, **options: Any) -> Any:
-        return ours(dense, x, *args, **options) if type(x) is kind else dense(x, *args, **options)
+        if concerns(x) or (args and concerns(args[0])):
+            return ours(dense, x, *args, **options)
+        return dense(x, *args, **options)
 
     door.njt_door = True  # type: ignore[attr-defined]
     return door

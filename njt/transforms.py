@@ -164,26 +164,30 @@ def _as_sequence(a: Any) -> Sequence[Any]:
     return a if isinstance(a, (list, tuple)) else (a,)
 
 
-def _grad(
-    outputs: Any,
-    inputs: Any,
-    grad_outputs: Any = None,
-    *args: Any,
-    **options: Any,
+def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any) -> Any:
+    """torch.autograd.grad over the values of what is nested."""
+    return _pull(torch.autograd.grad, outputs, inputs, grad_outputs, *args, **options)
+
+
+def _pull(
+    dense: Any, outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any
 ) -> tuple[Any, ...]:
-    """torch.autograd.grad over the values of what is nested; gap rows neither give nor get a gradient."""
+    """Gradients by the dense function; gap rows neither give nor get one.
+
+    A pullback is called when its transform is over: only values still know of the graph then.
+    """
     outputs, inputs = _as_sequence(outputs), _as_sequence(inputs)
     given = [None] * len(outputs) if grad_outputs is None else _as_sequence(grad_outputs)
     cotangents = [_like(g, y, "grad") for g, y in zip(given, outputs, strict=True)]
-    found = torch.autograd.grad(
-        [bridge.values(y) if isinstance(y, NestedTensor) else y for y in outputs],
-        [x._values if isinstance(x, NestedTensor) else x for x in inputs],
-        cotangents,
+    found = dense(
+        tuple(bridge.values(y) if isinstance(y, NestedTensor) else y for y in outputs),
+        tuple(x._values if isinstance(x, NestedTensor) else x for x in inputs),
+        None if grad_outputs is None else tuple(cotangents),
         *args,
         **options,
     )
     return tuple(
-        NestedTensor(bridge.without_gaps(g, x), x._structure, x._ragged_dim)
+        bridge.tracked(NestedTensor(bridge.without_gaps(g, x), x._structure, x._ragged_dim))
         if isinstance(x, NestedTensor) and g is not None
         else g
         for g, x in zip(found, inputs)
@@ -321,6 +325,7 @@ _compat.teach_transforms(
         "eager_transforms._wrap_for_grad": _wrap_for_grad,
         "eager_transforms._unwrap_for_grad": _unwrap_for_grad,
         "eager_transforms._wrap_functional_tensor": _no_functionalize,
+        "eager_transforms._autograd_grad": _pull,
         "vmap._add_batch_dim": _add_batch_dim,
         "vmap._remove_batch_dim": _remove_batch_dim,
         "vmap.is_batchedtensor": _is_batched,

@@ -103,6 +103,7 @@ PARTS = {
     "torch._functorch.eager_transforms._wrap_for_grad": "one transform of torch.func fails on nested tensors",
     "torch._functorch.eager_transforms._unwrap_for_grad": "one transform of torch.func fails on nested tensors",
     "torch._functorch.eager_transforms._wrap_functional_tensor": "one transform of torch.func fails on nested tensors",
+    "torch._functorch.eager_transforms._autograd_grad": "one transform of torch.func fails on nested tensors",
     "torch._functorch.vmap._add_batch_dim": "one transform of torch.func fails on nested tensors",
     "torch._functorch.vmap._remove_batch_dim": "one transform of torch.func fails on nested tensors",
     "torch._functorch.vmap.is_batchedtensor": "one transform of torch.func fails on nested tensors",

@@ -1,0 +1,295 @@
+"""torch.func and forward mode over nested tensors: each transform must give what it gives on every component.
+
+A line an operator, tried by vjp, jvp and jvp of vjp over the structures where they may differ; then every transform by
+itself, and what is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, func
+
+import njt
+from tests.samples import BY_NAME, Layout, components, sample
+
+LAYOUTS = [
+    BY_NAME[name]
+    for name in (
+        "usual",
+        "empty components",
+        "gaps",
+        "bounds unknown",
+        "ragged dim 2",
+        "ragged dim 2 with gaps",
+        "transposed",
+    )
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator: `fn(x, *others(x))`, differentiated by x and all others.
+
+    Attributes:
+        others: further operands; dense ones are seen whole by every component.
+        batched: dense others of which component i is given row i, by their place among the operands.
+        joined: whether the components' results add up to one dense result; else they are its rows.
+        without: names of layouts that the dense operator refuses.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    others: Callable[[Tensor], Sequence[Tensor]] = lambda x: ()
+    batched: tuple[int, ...] = ()
+    joined: bool = False
+    features: tuple[int, ...] = (4,)
+    positive: bool = False
+    without: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+HEADS = ("ragged dim 2", "ragged dim 2 with gaps", "transposed")  # flash attention has no tangents
+EMPTY = ("empty components", "gaps")  # layouts that have components without rows
+
+
+def _random(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, dtype=torch.float64)
+
+
+def _alike(x: Tensor) -> tuple[Tensor]:
+    return (torch.randn_like(x),)
+
+
+def _padded(x: Tensor) -> Tensor:
+    """(B, *, 5, 4), by ours or by hand."""
+    if x.is_nested:
+        return njt.to_padded_tensor(x, 0.5, (*x.shape[:-2], 5, 4))
+    return F.pad(x, (0, 0, 0, 5 - x.shape[-2]), value=0.5)
+
+
+CASES = [
+    Case("sin", torch.sin),
+    Case("exp times self", lambda x: x.exp() * x),
+    Case("power and abs", lambda x: x.abs() ** 3),
+    Case("log", torch.log, positive=True),
+    Case("gelu", F.gelu),
+    Case("clamp", lambda x: x.clamp(-1.0, 1.0)),
+    Case("where", lambda x: torch.where(x > 0, x * x, -x)),
+    Case("masked_fill", lambda x: (x * x).masked_fill(x > 0, 2.0)),
+    Case("add scalar", lambda x: 2 - x * 3),
+    Case("product of two", lambda x, y: x * y + x, _alike),
+    Case("quotient by dense", lambda x, w: x / w, lambda x: (_random(4) + 5,)),
+    Case("linear", F.linear, lambda x: (_random(3, 4), _random(3))),
+    Case("matmul with dense", torch.matmul, lambda x: (_random(4, 3),)),
+    Case(
+        "layer_norm",
+        lambda x, w, b: F.layer_norm(x, (4,), w, b),
+        lambda x: (_random(4), _random(4)),
+    ),
+    Case("rms_norm", lambda x, w: F.rms_norm(x, (4,), w, 1e-5), lambda x: (_random(4),)),
+    Case("softmax", lambda x: x.softmax(-1)),
+    Case("softmax over ragged", lambda x: x.softmax(-2)),
+    Case("log_softmax over ragged", lambda x: x.log_softmax(-2)),
+    Case("sum", lambda x: (x * x).sum(), joined=True),
+    Case("sum of features", lambda x: x.sum(-1)),
+    Case("sum over ragged", lambda x: (x * x).sum(-2)),
+    Case("mean of features", lambda x: (x * x).mean(-1)),
+    Case("mean over ragged", lambda x: (x * x).mean(-2), without=EMPTY),
+    Case("max over ragged", lambda x: (x * x).amax(-2), without=("empty components", *EMPTY)),
+    Case("largest with place", lambda x: x.max(-2).values, without=EMPTY),
+    Case("logsumexp over ragged", lambda x: x.logsumexp(-2)),
+    Case("product over ragged", lambda x: x.prod(-2)),
+    Case("variance over ragged", lambda x: x.var(-2, unbiased=False), without=EMPTY),
+    Case("norm over ragged", lambda x: x.norm(dim=-2), without=EMPTY),
+    Case("cumsum over ragged", lambda x: (x * x).cumsum(-2)),
+    Case("cumprod over ragged", lambda x: x.cumprod(-2)),
+    Case("logcumsumexp over ragged", lambda x: x.logcumsumexp(-2), without=EMPTY),
+    Case("sort over ragged", lambda x: (x * x).sort(-2).values),
+    Case("flip over ragged", lambda x: (x * x).flip(-2)),
+    Case("pad", _padded),
+    Case("cat", lambda x, y: torch.cat([x * x, y], -1), _alike),
+    Case("stack", lambda x, y: torch.stack([x * y, y], -1), _alike),
+    Case("transposed", lambda x: (x * x).transpose(-1, -2) * 2),
+    Case("unflatten", lambda x: (x * x).unflatten(-1, (2, 2)).flatten(-2)),
+    Case("indexing", lambda x: (x * x)[..., 1:3]),
+    Case("select", lambda x: (x * x)[..., 2]),
+    Case("split", lambda x: x.split(2, -1)[1] * x.chunk(2, -1)[0]),
+    Case("unsqueeze", lambda x: (x * x).unsqueeze(-1).squeeze(-1)),
+    Case("dropout, evaluating", lambda x: F.dropout(x * x, 0.5, training=False)),
+    Case("mse_loss", lambda x, y: F.mse_loss(x, y, reduction="sum"), _alike, joined=True),
+    Case(
+        "attention",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        lambda x: (torch.randn_like(x), torch.randn_like(x)),
+        without=HEADS,
+    ),
+    Case(
+        "causal attention",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        lambda x: (torch.randn_like(x), torch.randn_like(x)),
+        without=HEADS,
+    ),
+]
+
+
+# both sides
+
+
+def _parts(t: Tensor, count: int, batched: bool) -> list[Tensor]:
+    """What each component sees of an operand."""
+    if t.is_nested:
+        return [c.unsqueeze(0) for c in components(t)]
+    return [t[i : i + 1] for i in range(count)] if batched else [t] * count
+
+
+def _assert_parts(where: str, ours: Tensor, theirs: list[Tensor], joined: bool) -> None:
+    """Ours, nested or dense, against the components'."""
+    assert type(ours) in (Tensor, njt.NestedTensor), where
+    if ours.is_nested:
+        pieces = [c.unsqueeze(0) for c in components(ours)]
+    elif joined:
+        pieces, theirs = [ours], [sum(theirs)]  # type: ignore[list-item]
+    else:
+        pieces = list(ours.split(1))
+    for i, (a, b) in enumerate(zip(pieces, theirs, strict=True)):
+        torch.testing.assert_close(
+            a, b, rtol=1e-8, atol=1e-10, msg=lambda text, i=i: f"{where}, component {i}: {text}"
+        )
+
+
+def _assert_no_gap_rows(where: str, t: Tensor) -> None:
+    """Rows in gaps of a gradient or tangent are 0."""
+    if not (t.is_nested and t.lengths() is not None):
+        return
+    packed = t.values().detach().clone()
+    for start, length in zip(t.offsets().tolist(), t.lengths().tolist()):
+        packed.narrow(t.ragged_dim - 1, start, length).zero_()
+    assert not packed.any(), f"{where}: {packed}"
+
+
+def check(case: Case, layout: Layout) -> None:
+    """vjp, jvp, and jvp of vjp of one case, against the loop."""
+    x = sample(layout, case.features, torch.float64, positive=case.positive)
+    operands = [x, *case.others(x)]
+    count, places = x.offsets().shape[0] - 1, range(len(operands))
+    tangents = [torch.randn_like(t) for t in operands]
+
+    def cut(t: Tensor, k: int) -> list[Tensor]:
+        return _parts(t, count, k in case.batched)
+
+    their_operands = list(zip(*(cut(t, k) for k, t in enumerate(operands))))
+    their_tangents = list(zip(*(cut(t, k) for k, t in enumerate(tangents))))
+
+    out, pull = func.vjp(case.fn, *operands)
+    cotangent = torch.randn_like(out)
+    gradients = pull(cotangent)
+    their_cotangents = [cotangent] * count if case.joined else _parts(cotangent, count, True)
+    wanted = []
+    for parts, cot in zip(their_operands, their_cotangents):
+        their_out, their_pull = func.vjp(case.fn, *parts)
+        wanted.append((their_out, their_pull(cot)))
+    _assert_parts("value", out, [w for w, _ in wanted], case.joined)
+    for k in places:
+        shared = not operands[k].is_nested and k not in case.batched
+        _assert_parts(f"gradient {k}", gradients[k], [g[k] for _, g in wanted], shared)
+        _assert_no_gap_rows(f"gradient {k}", gradients[k])
+
+    out, pushed = func.jvp(case.fn, tuple(operands), tuple(tangents))
+    pairs = [func.jvp(case.fn, a, b) for a, b in zip(their_operands, their_tangents)]
+    _assert_parts("value under jvp", out, [a for a, _ in pairs], case.joined)
+    _assert_parts("tangent", pushed, [b for _, b in pairs], case.joined)
+    _assert_no_gap_rows("tangent", pushed)
+
+    def pulled(*ts: Tensor, cotangent: Tensor = cotangent) -> Any:
+        return func.vjp(case.fn, *ts)[1](cotangent)
+
+    second = func.jvp(pulled, tuple(operands), tuple(tangents))[1]
+    theirs = [
+        func.jvp(lambda *ts, c=c: pulled(*ts, cotangent=c), a, b)[1]
+        for a, b, c in zip(their_operands, their_tangents, their_cotangents)
+    ]
+    for k in places:
+        shared = not operands[k].is_nested and k not in case.batched
+        _assert_parts(f"second derivative {k}", second[k], [t[k] for t in theirs], shared)
+        _assert_no_gap_rows(f"second derivative {k}", second[k])
+
+
+# faults that are known: a mend of one makes its line here fail
+KNOWN = {
+    "max over ragged": (RecursionError, [str(layout) for layout in LAYOUTS]),
+    "pad": (NotImplementedError, [str(layout) for layout in LAYOUTS]),
+    "logsumexp over ragged": (AssertionError, list(EMPTY)),
+}
+
+
+def _known(case: Case, layout: Layout) -> list[pytest.MarkDecorator]:
+    error, layouts = KNOWN.get(str(case), (None, []))
+    return [pytest.mark.xfail(raises=error, strict=True)] if str(layout) in layouts else []
+
+
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    [
+        pytest.param(case, layout, id=f"{case}-{layout}", marks=_known(case, layout))
+        for case in CASES
+        for layout in LAYOUTS
+        if str(layout) not in case.without
+    ],
+)
+def test_each_operator(case: Case, layout: Layout) -> None:
+    check(case, layout)
+
+
+def test_gradients_of_gradients() -> None:
+    """grad of grad, value_and_grad, and functional_call of a module."""
+    x = sample(BY_NAME["usual"], (4,), torch.float64)
+    cubes = func.grad(lambda x: (x**3).sum())
+    torch.testing.assert_close(cubes(x).values(), 3 * x.values() ** 2)
+    twice = func.grad(lambda x: cubes(x).sum())(x)
+    torch.testing.assert_close(twice.values(), 6 * x.values())
+    layer = torch.nn.Linear(4, 3, dtype=torch.float64)
+    weights = dict(layer.named_parameters())
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return func.functional_call(layer, weights, (x,)).square().sum()
+
+    found, value = func.grad_and_value(loss)(weights, x)
+    theirs, wanted = func.grad_and_value(loss)(weights, x.values())
+    torch.testing.assert_close(value, wanted)
+    torch.testing.assert_close(found, theirs)
+
+
+def test_vmap_over_a_feature_dim() -> None:
+    x = sample(BY_NAME["usual"], (4,), torch.float64)
+    out = func.vmap(lambda c: c * c.sum(1, keepdim=True), in_dims=-1, out_dims=-1)(x)
+    torch.testing.assert_close(out.values(), (x * x.sum(1, keepdim=True)).values())
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_vmap_over_sequences_is_refused(dim: int) -> None:
+    x = sample(BY_NAME["usual"], (4,), torch.float64)
+    with pytest.raises((NotImplementedError, RuntimeError), match="vmap"):
+        func.vmap(lambda c: c * 2, in_dims=dim)(x)
+
+
+def test_functionalize_is_refused() -> None:
+    x = sample(BY_NAME["usual"], (4,), torch.float64)
+    with pytest.raises((NotImplementedError, RuntimeError), match="functionalize"):
+        func.functionalize(lambda x: x * 2)(x)
+
+
+def test_forward_mode() -> None:
+    x, t = (sample(BY_NAME["usual"], (4,), torch.float64) for _ in range(2))
+    t = njt.NestedTensor(t.values(), x.structure, 1)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, t)
+        tangent = torch.autograd.forward_ad.unpack_dual(dual.sin()).tangent
+    torch.testing.assert_close(tangent.values(), x.values().cos() * t.values())
