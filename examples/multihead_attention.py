@@ -136,7 +136,7 @@ def main() -> None:
     times = measure(steps, args.repeats)
 
     table = Table(title="Multi-head attention, the same numbers twice (ms, median)")
-    for heading in ("", "tokens", "eager fwd", "bwd", "compiled fwd", "bwd"):
+    for heading in ("", "tokens", "eager fwd", "eager bwd", "compiled fwd", "compiled bwd"):
         table.add_column(heading, justify="right" if heading else "left")
     total = {"padded": real.numel(), "ragged": int(real.sum())}
     for way, tokens in total.items():
