@@ -90,6 +90,14 @@ def _ties_backward(ctx, grad):
     return reduce(grad * weight, *place, "sum"), *[None] * 7
 
 
+def _ties_jvp(ctx, tangent, *rest):
+    """Linear in the gradient, which alone has a tangent that counts."""
+    place, (values, best) = _place(ctx)
+    if tangent is None:
+        return torch.zeros_like(values)
+    return ties(tangent, values, best, *place)
+
+
 def _broadcast_setup(ctx, inputs, output):
     _, offsets, lengths, ids, dim, max_seqlen, _ = inputs
     _save_place(ctx, offsets, lengths, ids, dim, max_seqlen)
@@ -233,7 +241,7 @@ def _scan_jvp(ctx, tangent, *rest):
 _scan_pushed = derivatives.pushed(_scan_backward)
 register = partial(derivatives.register, LIBRARY)
 register("segment_reduce", _reduce_backward, _reduce_setup, mapped=[0])
-register("segment_ties", _ties_backward, _ties_setup, mapped=[0, 1, 2])
+register("segment_ties", _ties_backward, _ties_setup, mapped=[0, 1, 2], jvp=_ties_jvp)
 register("segment_broadcast", _broadcast_backward, _broadcast_setup, mapped=[0])
 register("segment_softmax", _softmax_grad, _softmax_setup, mapped=[0])
 register("segment_softmax_backward", _softmax_backward_grad, _softmax_backward_setup, mapped=[0, 1])
