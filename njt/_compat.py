@@ -561,6 +561,12 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def adding_up_a_gradient() -> bool:
+    """Whether the autograd engine is at a leaf that has a gradient, to which it adds another."""
+    adds_up = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+    return isinstance(torch._C._current_autograd_node(), adds_up)
+
+
 def redispatch_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a composite operator's own decomposition with autograd on; NotImplemented if it has none."""
     for key in COMPOSITE_KEYS:
