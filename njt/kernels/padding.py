@@ -64,10 +64,8 @@ def packed_to_padded(
         return out.copy_(torch.ops.njt.packed_to_padded.default(*args))
     if plain:
         if values.requires_grad and torch.is_grad_enabled():
-            return _PadPlain.apply(*args)
+            return _Pad.apply(*args)
         return ops.pad_into(None, *args)
-    if _compat.functorch_active():
-        return _Pad.apply(*args)
     return torch.ops.njt.packed_to_padded.default(*args)
 
 
@@ -116,10 +114,8 @@ def padded_to_packed(
         return out.copy_(torch.ops.njt.padded_to_packed.default(*args))
     if plain:
         if padded.requires_grad and torch.is_grad_enabled():
-            return _UnpadPlain.apply(*args)
+            return _Unpad.apply(*args)
         return ops.unpad_into(None, *args)
-    if _compat.functorch_active():
-        return _Unpad.apply(*args)
     return torch.ops.njt.padded_to_packed.default(*args)
 
 
@@ -152,29 +148,16 @@ def check_offsets(offsets: Tensor, lengths: Tensor | None, rows: int) -> None:
     plan_of(offsets.cpu(), None if lengths is None else lengths.cpu()).check("check_offsets", rows)
 
 
-# the same past the dispatcher, and for torch.func: one node, whose backward is the public function again
+# past the dispatcher with a gradient: one node, whose backward is the public function again
 
 
 class _Pad(torch.autograd.Function):
-    """packed_to_padded; a dim that vmap adds is one more dim before the rows."""
+    """packed_to_padded for `_plain` calls; all others meet the operator, which knows transforms too."""
 
     @staticmethod
-    def forward(
-        values: Tensor,
-        offsets: Tensor,
-        lengths: Tensor | None,
-        width: int,
-        padding: float,
-        values_dim: int,
-        left: bool,
-    ) -> Tensor:
-        if _plain(values, offsets, lengths):
-            return ops.pad_into(None, values, offsets, lengths, width, padding, values_dim, left)
-        return packed_to_padded(
-            values, offsets, width, padding, lengths=lengths, values_dim=values_dim, left=left
-        )
-
-    setup_context = staticmethod(ops.pad_setup)
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        ops.pad_setup(ctx, args, args[0])
+        return ops.pad_into(None, *args)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -183,84 +166,17 @@ class _Pad(torch.autograd.Function):
         packed = padded_to_packed(grad, offsets, ctx.rows, partial=True, **kept)
         return packed, *[None] * 6
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        values, offsets, lengths, width, padding, values_dim, left = args
-        _check_vmap("packed_to_padded", in_dims)
-        values = values.movedim(in_dims[0], 0)
-        kept = {"lengths": lengths, "values_dim": values_dim + 1, "left": left}
-        return packed_to_padded(values, offsets, width, padding, **kept), 1
-
 
 class _Unpad(torch.autograd.Function):
-    """padded_to_packed; a dim that vmap adds is one more dim before the rows."""
-
-    @staticmethod
-    def forward(
-        padded: Tensor,
-        offsets: Tensor,
-        lengths: Tensor | None,
-        total_length: int,
-        values_dim: int,
-        left: bool,
-        partial: bool,
-    ) -> Tensor:
-        if _plain(padded, offsets, lengths):
-            args = (padded, offsets, lengths, total_length, values_dim, left, partial)
-            return ops.unpad_into(None, *args)
-        kept: dict[str, Any] = {
-            "lengths": lengths,
-            "values_dim": values_dim,
-            "left": left,
-            "partial": partial,
-        }
-        return padded_to_packed(padded, offsets, total_length, **kept)
-
-    setup_context = staticmethod(ops.unpad_setup)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        offsets, lengths = ctx.saved_tensors
-        kept = {"lengths": lengths, "values_dim": ctx.values_dim, "left": ctx.left}
-        return packed_to_padded(grad, offsets, ctx.width, **kept), *[None] * 6
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        padded, offsets, lengths, total_length, values_dim, left, partial = args
-        _check_vmap("padded_to_packed", in_dims)
-        padded = padded.movedim(in_dims[0], 1)
-        kept = {"lengths": lengths, "values_dim": values_dim + 1, "left": left, "partial": partial}
-        return padded_to_packed(padded, offsets, total_length, **kept), 0
-
-
-# with a separate setup_context, torch looks up signatures in each call: 30 us that plain calls don't pay
-
-
-class _PadPlain(torch.autograd.Function):
-    """packed_to_padded outside of torch.func."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        ops.pad_setup(ctx, args, args[0])
-        return ops.pad_into(None, *args)
-
-    backward = staticmethod(_Pad.backward)
-
-
-class _UnpadPlain(torch.autograd.Function):
-    """padded_to_packed outside of torch.func."""
+    """padded_to_packed, alike."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         ops.unpad_setup(ctx, args, args[0])
         return ops.unpad_into(None, *args)
 
-    backward = staticmethod(_Unpad.backward)
-
-
-def _check_vmap(op: str, in_dims: tuple[Any, ...]) -> None:
-    if in_dims[1] is not None or in_dims[2] is not None:
-        raise RuntimeError(
-            f"{op}(): got offsets or lengths that vmap runs over. Expected one structure for all. "
-            f"Loop over structures."
-        )
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        offsets, lengths = ctx.saved_tensors
+        kept = {"lengths": lengths, "values_dim": ctx.values_dim, "left": ctx.left}
+        return packed_to_padded(grad, offsets, ctx.width, **kept), *[None] * 6

@@ -364,6 +364,13 @@ def test_past_the_dispatcher_as_through_it() -> None:
     assert torch.equal(both, padding.packed_to_padded(many, OFFSETS, 4))
     back = torch.func.vmap(lambda p: padding.padded_to_packed(p, OFFSETS, 6), 2, 1)(both)
     assert torch.equal(back, many)
+    cuts = torch.stack([OFFSETS, OFFSETS.new_tensor([0, *[6] * (len(OFFSETS) - 1)])])
+    for copy in (
+        lambda o: padding.packed_to_padded(values, o, 6),
+        lambda o: padding.padded_to_packed(padding.packed_to_padded(values, o, 6), o, 6),
+        lambda o: torch.func.grad(lambda v: padding.packed_to_padded(v, o, 3).pow(3).sum())(values),
+    ):
+        assert torch.equal(torch.func.vmap(copy)(cuts), torch.stack([copy(o) for o in cuts]))
     lazy = torch.randn(6, 2, dtype=torch.complex64).conj()
     assert torch.equal(
         padding.padded_to_packed(padding.packed_to_padded(lazy, OFFSETS, 4), OFFSETS), lazy
