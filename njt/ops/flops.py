@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from njt import _compat
 from njt.tensor import NestedTensor
 
 
@@ -30,7 +31,24 @@ def _linear_backward(
     return 2 * _tokens(x) * weight.numel() * (bool(wanted[0]) + bool(wanted[1]))
 
 
+def _grouped(
+    first: Tensor,
+    second: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None = None,
+    width: Any = None,
+    out_val: Any = None,
+) -> Any:
+    """Multiply and contract alike: rows (*lead, T, D) of which those in use meet E columns each."""
+    rows = first.shape[-2]
+    if lengths is not None and not _compat.is_fake(lengths):
+        rows = int(lengths.sum())
+    return 2 * (first.numel() // max(first.shape[-2], 1)) * rows * second.shape[-1]
+
+
 for _operator, _formula in (
+    (torch.ops.njt.grouped_multiply, _grouped),
+    (torch.ops.njt.grouped_contract, _grouped),
     (torch.ops.aten.linear, _linear),
     (torch.ops.aten.linear_backward, _linear_backward),
 ):

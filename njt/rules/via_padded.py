@@ -65,18 +65,30 @@ class Spaced:
         self.structure = structure.compact() if same else _windows(structure, window)
         self.same = same
         self.reach = dilation * (kernel - 1) + 1
+        # a window of one row reaches no neighbour: rows stay as they are
+        self.alone = same and self.reach == 1 and not any(padding)
+        # behind the last row, for a dense call that wants one window at least
+        self.spare = 1 if structure.is_traced or not x._values.shape[self.d] else 0
 
     def rows(self, filler: float = 0.0) -> Tensor:
         """The spaced rows, differentiable: the ragged dim of the values becomes longer."""
         packed, d = bridge.compact_values(self.x), self.d
+        if self.alone:
+            if not self.spare:
+                return packed
+            shape = [*packed.shape[:d], self.spare, *packed.shape[d + 1 :]]
+            return torch.cat([packed, packed.new_full(shape, filler)], d)
         index, total = self._places(packed.shape[d])
         shape = [*packed.shape[:d], total, *packed.shape[d + 1 :]]
         return packed.new_full(shape, filler).index_copy(d, index, packed)
 
     def back(self, windows: Tensor, dim: int) -> NestedTensor:
         """The windows that belong to components, of all along `dim`, as a nested tensor like the input."""
-        out = windows.index_select(dim, self._window_index())
         x = self.x
+        if self.alone:
+            out = windows.narrow(dim, 0, self._rows_of()) if self.spare else windows
+        else:
+            out = windows.index_select(dim, self._window_index())
         if self.same:
             out = bridge.spread(out, x._structure, x._values.shape[self.d], dim)
             return bridge.wrap(out, x._structure, dim + 1, x)
@@ -90,13 +102,17 @@ class Spaced:
     def _starts(self) -> tuple[Tensor, Any]:
         """(B,) the first spaced row of each component's windows, and how many spaced rows there are."""
         compact = self.x._structure.compact()
-        room = self.before + self.behind
         if self.stride == 1:
-            # as many rows more as a window needs, so that there is one even for an empty batch
-            count = compact.batch_size
+            # what is behind one component is before the next
+            room, count = max(self.before, self.behind), compact.batch_size
             places = torch.arange(count, device=compact.offsets.device)
             starts = compact.offsets[:-1].long() + places * room
-            return starts, self._rows_of() + count * room + self.reach
+            rows, least = self._rows_of() + count * room, min(self.before, self.behind)
+            # room for one window, even in an empty batch
+            if compact.is_traced:
+                return starts, rows + max(least, self.reach)
+            return starts, max(rows + least, self.reach)
+        room = self.before + self.behind
         sizes = compact.seqlens.long() + room
         sizes = torch.div(sizes + self.stride - 1, self.stride, rounding_mode="floor") * self.stride
         ends = sizes.cumsum(0)

@@ -31,6 +31,10 @@ SAME = [
     Case("conv1d, depthwise", lambda x, w, b: F.conv1d(x, w, b, padding=1, groups=2), weights(2, 1, 3), features=()),
     Case("conv1d, dilated", lambda x, w, b: F.conv1d(x, w, b, padding=2, dilation=2), weights(4, 2, 3), features=()),
     Case("conv2d, one ragged dim", lambda x, w, b: F.conv2d(x, w, b, padding=1), weights(4, 2, 3, 3), features=(4,)),
+    Case("conv1d, kernel 1", lambda x, w, b: F.conv1d(x, w, b), weights(4, 2, 1), features=()),
+    Case("conv2d, kernel 1 in the ragged dim", lambda x, w, b: F.conv2d(x, w, b, padding=(0, 1)),
+         weights(4, 2, 1, 3), features=(4,)),
+    Case('conv1d, "same", wide', lambda x, w, b: F.conv1d(x, w, b, padding="same"), weights(4, 2, 6), features=()),
     Case("max_pool1d, same", lambda x: F.max_pool1d(x, 3, 1, 1), features=()),
     Case("avg_pool1d, same", lambda x: F.avg_pool1d(x, 3, 1, 1), features=()),
 ]  # fmt: skip
@@ -112,6 +116,17 @@ def test_compiled(case: Case) -> None:
 @pytest.mark.parametrize("case", LOOPED, ids=str)
 def test_component_by_component(case: Case) -> None:
     _run(case, LONG[0])
+
+
+@pytest.mark.parametrize("lengths", [(), (0, 0), (0, 4, 0)])
+def test_kernel_1_of_few_rows(lengths: tuple[int, ...]) -> None:
+    x = sample(Layout("few", lengths, ragged_dim=2), ()).detach().requires_grad_()
+    w = torch.randn(3, 2, 1)
+    out = F.conv1d(x, w)
+    torch.testing.assert_close(out.values(), w[..., 0] @ x.values())
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.values().shape == x.values().shape
 
 
 def test_empty_components_stay_empty() -> None:

@@ -29,3 +29,14 @@ def test_attention_counts_each_sequence() -> None:
     x = njt.nested_tensor([torch.randn(n, heads, width) for n in lengths]).transpose(1, 2)
     total = counted(lambda: F.scaled_dot_product_attention(x, x, x))
     assert total == sum(2 * n * n * heads * width * 2 for n in lengths)
+
+
+def test_grouped_products_count_rows_in_use() -> None:
+    x = njt.nested_tensor([torch.randn(n, 4) for n in (3, 1, 4)])
+    matrices = torch.randn(3, 4, 5)
+    gaps = njt.nested_tensor_from_jagged(
+        torch.randn(11, 4), torch.tensor([0, 4, 6, 11]), torch.tensor([3, 1, 4])
+    )
+    for batch in (x, gaps):
+        assert counted(lambda batch=batch: batch @ matrices) == 2 * 8 * 4 * 5
+        assert counted(lambda batch=batch: batch.transpose(1, 2) @ batch) == 2 * 8 * 4 * 4
