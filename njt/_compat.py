@@ -760,6 +760,11 @@ def tangents_are_dropped(x: Tensor) -> bool:
     )
 
 
+def following_tangents() -> Any:
+    """A context in which operators follow tangents, which torch turns off around an autograd.Function's jvp."""
+    return _forward_ad._set_fwd_grad_enabled(True)
+
+
 make_dual, unpack_dual = torch._VF._make_dual, torch._VF._unpack_dual  # type: ignore[attr-defined]
 
 # what `teach_transforms` replaces, by the module that looks the name up

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from njt import _compat
+
 
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
@@ -46,7 +48,7 @@ def unpad_input(
     cu_seqlens = torch.nn.functional.pad(seqlens.cumsum(0, dtype=torch.int32), (1, 0))
     longest = int(seqlens.max()) if seqlens.numel() else 0
     flat = hidden_states.flatten(0, 1)
-    rows = _Take.apply(flat, indices, flat.shape[0])
+    rows = _take(flat, indices, flat.shape[0])
     return rows, indices, cu_seqlens, longest, used.sum(1, dtype=torch.int32)
 
 
@@ -72,7 +74,20 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
             f"pad_input(): got {hidden_states.shape[0]} rows and indices {tuple(indices.shape)}. "
             f"Expected one index a row. Pass the indices that unpad_input returned."
         )
-    return _Put.apply(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+    return _put(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+
+
+def _take(x: Tensor, indices: Tensor, rows: int) -> Tensor:
+    # transforms know these operators; that no row comes twice is a matter of speed
+    if _compat.transforming():
+        return x.index_select(0, indices)
+    return _Take.apply(x, indices, rows)
+
+
+def _put(x: Tensor, indices: Tensor, rows: int) -> Tensor:
+    if _compat.transforming():
+        return x.new_zeros(rows, *x.shape[1:]).index_copy(0, indices, x)
+    return _Put.apply(x, indices, rows)
 
 
 class _Take(torch.autograd.Function):

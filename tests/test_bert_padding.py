@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import func
+from torch.autograd import forward_ad
 
 from njt.bert_padding import pad_input, unpad_input
 
@@ -53,6 +55,41 @@ def test_gradients() -> None:
     assert not rows.isnan().any()
     (grad,) = torch.autograd.grad(rows.square().sum(), spoiled)
     assert torch.equal(grad[MASK == 0], torch.zeros(6, 2, dtype=torch.float64)[: (MASK == 0).sum()])
+
+
+def test_transforms() -> None:
+    """Tangents, second derivatives and vmap as of indexing."""
+    x, t = torch.randn(2, 3, 4, 2, dtype=torch.float64)
+    at = MASK.flatten().nonzero().flatten()
+
+    def ours(x):
+        rows, indices, *_ = unpad_input(x, MASK)
+        return pad_input(rows.sin(), indices, 3, 4) ** 2
+
+    def theirs(x):
+        return (
+            torch.zeros(12, 2, dtype=x.dtype)
+            .index_put((at,), x.flatten(0, 1)[at].sin())
+            .view(3, 4, 2)
+            ** 2
+        )
+
+    def total(f):
+        return lambda x: f(x).sum()
+
+    for make in (
+        lambda f: func.jvp(f, (x,), (t,)),
+        lambda f: func.vjp(f, x)[1](t),
+        lambda f: func.jvp(func.grad(total(f)), (x,), (t,)),
+        lambda f: func.hessian(total(f))(x),
+    ):
+        torch.testing.assert_close(make(ours), make(theirs))
+    rows = x.flatten(0, 1)[at]
+    both = func.vmap(lambda r: pad_input(r, at, 3, 4), 1, 2)(rows)
+    assert torch.equal(both, pad_input(rows, at, 3, 4))
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(ours(forward_ad.make_dual(x, t))).tangent
+    torch.testing.assert_close(tangent, func.jvp(theirs, (x,), (t,))[1])
 
 
 def test_empty_and_refused() -> None:

@@ -165,7 +165,9 @@ class _Attention(torch.autograd.Function):
         query, key, value, out, *state = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted
             rows = [_rows(t) for t in (_following(grad, query), query, key, value)]
-            found = differentiable_gradients(rows[0], rows[1], rows[2], rows[3], ctx.call)
+            found = differentiable_gradients(
+                rows[0], rows[1], rows[2], rows[3], ctx.call, ctx.needs_input_grad[:3]
+            )
         else:
             rows = [t._values.transpose(0, 1) for t in (_following(grad, query), query, key, value)]
             found = varlen_backends.backward(

@@ -8,6 +8,7 @@ does not look into.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from njt import _compat, errors
 from njt.attention import varlen_backends, varlen_cuda, varlen_flops
 from njt.attention.varlen_call import Call
 from njt.attention.varlen_math import attention as math_attention
+from njt.kernels import derivatives
 
 _OP = "scaled_dot_product_attention"
 # rows of queries from which the Triton kernels' launches are hidden behind their work
@@ -139,8 +141,8 @@ def _call(
     backend = varlen_backends.choose(
         query.device, query.dtype, fits_flash, is_causal and not same, dropout, short
     )
-    if _transformed():
-        backend = "math"
+    if _compat.transforming():
+        backend = "math"  # made of operators that all transforms know
     q_lengths, k_lengths = at.q_lengths, at.k_lengths
     if query.device.type == "cuda":
         if q_lengths is None and at.host_q is not None and sum(at.host_q) != query.shape[0]:
@@ -226,28 +228,26 @@ def _direct(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
-def _transformed() -> bool:
-    """Whether torch.func is at work (grad, vmap, jvp): it needs operators that it knows."""
-    return _compat.functorch_active()
-
-
 def differentiable_gradients(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, call: Call
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, call: Call, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients as a function that autograd can differentiate again, by the math backend."""
+    """The `wanted` ones of the three gradients, which can be differentiated again: by the math backend."""
     if call.dropout_p:
         raise errors.unsupported(
             _OP,
-            "a second derivative with dropout_p > 0",
+            "a tangent or a second derivative with dropout_p > 0",
             "dropout_p=0.0",
             "Leave out create_graph=True, or the dropout.",
         )
-    with torch.enable_grad():
-        inputs = [x.view_as(x) for x in (query, key, value)]
-        wanted = [x for x in inputs if x.requires_grad]
-        out = math_attention(inputs[0], inputs[1], inputs[2], call)
-        found = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
-    return tuple(next(found) if x.requires_grad else None for x in inputs)
+    inputs = (query, key, value)
+
+    def of_wanted(*some: Tensor) -> Tensor:
+        given = iter(some)
+        q, k, v = (next(given) if w else x for w, x in zip(wanted, inputs))
+        return math_attention(q, k, v, call)
+
+    found = iter(torch.func.vjp(of_wanted, *(x for w, x in zip(wanted, inputs) if w))[1](grad_out))
+    return tuple(next(found) if w else None for w in wanted)
 
 
 class _Varlen(torch.autograd.Function):
@@ -264,7 +264,8 @@ class _Varlen(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *rest = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *differentiable_gradients(grad_out, query, key, value, ctx.call), None
+            wanted = ctx.needs_input_grad[:3]
+            return *differentiable_gradients(grad_out, query, key, value, ctx.call, wanted), None
         return *varlen_backends.backward(grad_out, query, key, value, *rest, ctx.call), None
 
 
@@ -329,6 +330,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     query, key, value, q_offsets, k_offsets, q_lengths, k_lengths, *plain = inputs
     ctx.save_for_backward(query, key, value, q_offsets, k_offsets, q_lengths, k_lengths, *output)
     ctx.plain = plain
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
@@ -341,9 +343,14 @@ def _backward_formula(
         return (None, None, None, *nothing)
     call = Call(q_offsets, k_offsets, q_lengths, k_lengths, *ctx.plain)
     if torch.is_grad_enabled():
-        return (*differentiable_gradients(grad_out, query, key, value, call), *nothing)
+        wanted = ctx.needs_input_grad[:3]
+        return (*differentiable_gradients(grad_out, query, key, value, call, wanted), *nothing)
     grads = torch.ops.njt.varlen_attention_backward(grad_out, query, key, value, *state, *call)
     return (*grads, *nothing)
+
+
+def _jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+    return derivatives.pushed(_backward_formula)(ctx, *tangents), None, None, None
 
 
 for _key in ("CPU", "CUDA"):
@@ -351,7 +358,5 @@ for _key in ("CPU", "CUDA"):
     _library.impl("varlen_attention_backward", _backward_kernel, _key)
 torch.library.register_fake("njt::varlen_attention", _forward_fake, lib=_library)
 torch.library.register_fake("njt::varlen_attention_backward", _backward_fake, lib=_library)
-torch.library.register_autograd(
-    "njt::varlen_attention", _backward_formula, setup_context=_setup_context, lib=_library
-)
+derivatives.register(_library, "varlen_attention", _backward_formula, _setup_context, jvp=_jvp)
 varlen_flops.register()

@@ -79,6 +79,11 @@ def _functions(
         setup(_Saving(ctx), inputs, output)
         ctx.size = _size(output)
 
+    def jvp_under(ctx: Any, *tangents: Any) -> Any:
+        # torch turns forward mode off for a jvp, but tangents of outer levels are to be followed
+        with _compat.following_tangents():
+            return jvp(_Primals(ctx), *tangents)
+
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         batched = [i for i, d in enumerate(in_dims) if d is not None]
         if mapped is not None and set(batched) <= set(mapped):
@@ -107,7 +112,7 @@ def _functions(
         forward=lambda *args: op(*args),
         setup_context=setup_under,
         backward=backward,
-        jvp=jvp,
+        jvp=jvp_under,
         vmap=vmap,
     )
     return plain, under
@@ -139,6 +144,19 @@ class _Saving:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.ctx, name, value)
+
+
+class _Primals:
+    """A ctx whose saved tensors are without the tangents of the level at work."""
+
+    def __init__(self, ctx: Any) -> None:
+        self.ctx = ctx
+        self.saved_tensors = tuple(
+            t if t is None else _compat.unpack_dual(t, level=0)[0] for t in ctx.saved_tensors
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ctx, name)
 
 
 class _Asking:

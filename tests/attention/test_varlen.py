@@ -11,7 +11,9 @@ import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
 import torch.utils.flop_counter
-from torch import Tensor
+from torch import Tensor, func
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from njt.attention import varlen_backends, varlen_cpu
 from njt.attention.varlen import varlen_attention
@@ -246,19 +248,61 @@ def test_second_derivative(causal: bool, backend: str) -> None:
         assert torch.autograd.gradgradcheck(run, x)
 
 
-def test_transforms_of_functions() -> None:
-    """torch.func.grad and vmap go through the composition."""
-    batch = BATCHES["usual"]
-    x = [t.detach() for t in inputs(batch)]
-    offsets, more = batch.arguments()
+def _pushed(f: Callable[..., Tensor], x: tuple[Tensor, ...], t: tuple[Tensor, ...]) -> Any:
+    """Forward mode without torch.func."""
+    with forward_ad.dual_level():
+        return tuple(forward_ad.unpack_dual(f(*map(forward_ad.make_dual, x, t))))
 
-    def total(*x: Tensor) -> Tensor:
-        return varlen_attention(*x, *offsets, **more).pow(2).sum()
 
-    mine = torch.func.grad(total, argnums=(0, 1, 2))(*x)
-    leaves = [t.requires_grad_() for t in x]
-    theirs = torch.autograd.grad(loop(batch, *leaves).pow(2).sum(), leaves)
-    torch.testing.assert_close(mine, theirs)
+TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "vjp": lambda f, x, t, c: func.vjp(f, *x)[1](c),
+    "jvp": lambda f, x, t, c: func.jvp(f, x, t),
+    "jvp by one of three": lambda f, x, t, c: func.jvp(lambda k: f(x[0], k, x[2]), x[1:2], t[1:2]),
+    "jvp of vjp": lambda f, x, t, c: func.jvp(lambda *x: func.vjp(f, *x)[1](c), x, t),
+    "jvp of jvp": lambda f, x, t, c: func.jvp(lambda *x: func.jvp(f, x, t)[1], x, t),
+    "vmap": lambda f, x, t, c: func.vmap(f, (0, None, 1))(torch.stack((x[0], t[0])), x[1], torch.stack((x[2], t[2]), 1)),
+    "vmap of grad": lambda f, x, t, c: func.vmap(func.grad(lambda *x: (f(*x) * c).sum(), (0, 1)))(*map(torch.stack, zip(x, t))),
+    "jacrev": lambda f, x, t, c: func.jacrev(f, (0, 2))(*x),
+    "jacfwd": lambda f, x, t, c: func.jacfwd(f, (0, 2))(*x),
+    "forward mode": lambda f, x, t, c: _pushed(f, x, t),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["function", "operator"])
+@pytest.mark.parametrize("batch", ["usual", "cross with gaps"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(name: str, batch: str, way: str) -> None:
+    """torch.func and forward mode: by composition for the function, by its derivatives for the operator."""
+    at = replace(
+        BATCHES[batch], q=BATCHES[batch].q[:3], k=BATCHES[batch].k and BATCHES[batch].k[:3]
+    )
+    x, t = (tuple(v.detach() for v in inputs(at, 2, 2, 4, 4)) for _ in range(2))
+    t = tuple(v.nan_to_num() for v in t)
+    offsets, more = at.arguments()
+
+    def ours(*x: Tensor) -> Tensor:
+        if way == "function":
+            return varlen_attention(*x, *offsets, **more, is_causal=True, scale=0.3)
+        call = (*offsets, *more.values(), True, 0.3, 0.0, "flash_cpu")
+        return torch.ops.njt.varlen_attention(*x, *call)[0]
+
+    def theirs(*x: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):  # the dense flash backend has no tangents
+            return loop(at, *x, is_causal=True, scale=0.3)
+
+    transform, cotangent = TRANSFORMS[name], torch.randn_like(t[0])
+    torch.testing.assert_close(
+        transform(ours, x, t, cotangent), transform(theirs, x, t, cotangent), equal_nan=False
+    )
+
+
+def test_tangents_of_dropout_are_refused() -> None:
+    """The operator's seeds are out of reach of a second formula."""
+    offsets, more = BATCHES["usual"].arguments()
+    x = tuple(t.detach() for t in inputs(BATCHES["usual"]))
+    call = (*offsets, *more.values(), False, 0.3, 0.5, "flash_cpu")
+    with pytest.raises(NotImplementedError, match=r"tangent .* with dropout_p"):
+        func.jvp(lambda *x: torch.ops.njt.varlen_attention(*x, *call)[0], x, x)
 
 
 def test_dropout_keeps_the_mean() -> None:
