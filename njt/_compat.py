@@ -593,6 +593,7 @@ def operator_names() -> list[str]:
 def register_inductor_decomposition(overload: Any, decomposition: Any) -> bool:
     """Gives inductor, and no other backend, a decomposition; without its table the operator stays a call.
 
+    Where the decomposition returns NotImplemented the operator stays a call as well, which inductor is told apart.
     Imports inductor, which takes seconds: to be called when something is compiled, not before.
     """
     try:
@@ -600,6 +601,11 @@ def register_inductor_decomposition(overload: Any, decomposition: Any) -> bool:
     except ImportError:  # pragma: no cover
         return False
     inductor.decompositions[overload] = decomposition
+    make_fallback = getattr(
+        importlib.import_module("torch._inductor.lowering"), "make_fallback", None
+    )
+    if make_fallback is not None:
+        make_fallback(overload, warn=False, override_decomp=True)
     # a copy of the table may have been made by a compilation before
     cached = getattr(inductor, "fast_random_decomps", None)
     getattr(cached, "cache_clear", lambda: None)()

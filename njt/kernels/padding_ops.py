@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from njt import _compat
-from njt.kernels import derivatives, padding_cpu, padding_inductor, padding_triton
+from njt.kernels import derivatives, padding_cpu, padding_filler, padding_inductor, padding_triton
 
 _LIBRARY = torch.library.Library("njt", "FRAGMENT")
 _PAD = "Tensor values, Tensor offsets, Tensor? lengths, SymInt width, Scalar padding, int values_dim, bool left"
@@ -119,7 +119,10 @@ def check_out(op: str, x: Tensor, size: Any, out: Tensor) -> None:
 
 def pad_into(out: Tensor | None, *args: Any) -> Tensor:
     """packed_to_padded on the device of its values, into `out` if there is one; arguments were checked."""
-    return _into(IMPLEMENTATIONS[args[0].device.type][0], out, args)
+    values, offsets, lengths, width, padding, *rest = args
+    padding = padding_filler.checked("packed_to_padded", padding, values.dtype)
+    run = IMPLEMENTATIONS[values.device.type][0]
+    return _into(run, out, (values, offsets, lengths, width, padding, *rest))
 
 
 def unpad_into(out: Tensor | None, *args: Any) -> Tensor:
@@ -150,8 +153,9 @@ def _padded_to_packed(*args: Any, out: Tensor | None = None) -> Tensor:
 
 
 def _check_pad_call(args: tuple[Any, ...], out: Tensor | None) -> None:
-    values, offsets, lengths, width, _, values_dim, _ = args
+    values, offsets, lengths, width, padding, values_dim, _ = args
     check_pad(values, offsets, lengths, width, values_dim)
+    padding_filler.checked("packed_to_padded", padding, values.dtype)
     if out is not None:
         size = padded_size(values, offsets, width, values_dim)
         check_out("packed_to_padded", values, size, out)

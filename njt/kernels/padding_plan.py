@@ -143,15 +143,3 @@ def _same(read: Tensor | None, given: Tensor | None) -> bool:
     if read is None or given is None:
         return read is given
     return read.dtype == given.dtype and torch.equal(read, given)
-
-
-def filler_bytes(padding: Any, dtype: torch.dtype) -> bytes:
-    """The padding value as an element of `dtype`, converted as torch converts it."""
-    return _filler_bytes(repr(padding), padding, dtype)
-
-
-@functools.lru_cache(256)
-def _filler_bytes(text: str, padding: Any, dtype: torch.dtype) -> bytes:
-    # by its text as well: -0.0 and 0.0 are equal, and other bits
-    raw = torch.full((1,), padding, dtype=dtype, device=_CPU).view(torch.uint8)
-    return bytes(raw.tolist())

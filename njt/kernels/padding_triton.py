@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from njt.kernels.launch import Launcher
-from njt.kernels.padding_plan import filler_bytes
+from njt.kernels.padding_filler import element_bytes
 from njt.kernels.padding_triton_runs import move_runs
 
 _WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.uint8}
@@ -153,7 +153,7 @@ def filler(padding: float, dtype: torch.dtype, word: int) -> tuple[int, int]:
     key = (repr(padding), dtype, word)  # by its text: -0.0 and 0.0 are equal, and other bits
     found = _FILLERS.get(key)
     if found is None:
-        both = (filler_bytes(padding, dtype) * 16)[: 2 * word]
+        both = (element_bytes(padding, dtype) * 16)[: 2 * word]
         code = {8: "<q", 4: "<i", 2: "<h", 1: "<B"}[word]
         found = struct.unpack(code, both[:word])[0], struct.unpack(code, both[word:])[0]
         _FILLERS[key] = found

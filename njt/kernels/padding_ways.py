@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from njt.kernels import pages
-from njt.kernels.padding_plan import Plan, filler_bytes, index, spread
+from njt.kernels.padding_filler import element_bytes
+from njt.kernels.padding_plan import Plan, index, spread
 
 aten = torch.ops.aten
 
@@ -89,7 +90,7 @@ class FillAndScatter(Pad):
         self.used = None if used * self.words == case.planes * case.total * case.words else used
 
     def __call__(self, values: Tensor, padded: Tensor | None, padding: Any) -> Tensor:
-        if padded is None and not any(filler_bytes(padding, values.dtype)):
+        if padded is None and not any(element_bytes(padding, values.dtype)):
             padded = pages.zeros(self.case.size, values.dtype)
         else:
             padded = pages.empty(self.case.size, values.dtype) if padded is None else padded
@@ -136,7 +137,7 @@ class Windows(Pad):
         torch.index_select(windows, 0, self.starts, out=target.view(-1, self.windows[1]))
         words = flat(padded, self.mask.dtype)
         words.bitwise_and_(self.mask)
-        filler = filler_bytes(padding, padded.dtype)
+        filler = element_bytes(padding, padded.dtype)
         if any(filler):
             words.bitwise_or_(self._fillers(filler))
         rows, place = self.edge
@@ -194,6 +195,9 @@ class Aten(Pad):
 
     def __call__(self, values: Tensor, padded: Tensor | None, padding: Any) -> Tensor:
         offsets, width = self.plan.read[0], self.case.width
+        if not values.is_floating_point() and int(float(padding)) != padding:
+            # it would go through a float that does not hold it
+            return Blocks(self.plan, self.case)(values, padded, padding)
         out = aten._jagged_to_padded_dense_forward.default(values, [offsets], [width], padding)
         return out if padded is None else padded.copy_(out)
 

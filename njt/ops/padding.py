@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from njt import bridge, errors
+from njt import _compat, bridge, errors
 from njt.kernels import padding as padding_kernels
+from njt.kernels import padding_filler
 from njt.registry import declare_function, declare_named
 from njt.tensor import NestedTensor
 
 
+@_compat.one_node
 def to_padded_tensor(
     x: NestedTensor,
     padding: float,
@@ -24,14 +26,15 @@ def to_padded_tensor(
 
     Args:
         x: nested, (B, j1, *), any dtype, any ragged dim; rows in gaps are not copied.
-        padding: filler, converted to the dtype of `x` once.
+        padding: filler, a number that the dtype of `x` holds; floating dtypes round it once.
         output_size: full size of the result; -1 keeps the own size. Default: as wide as the longest component.
         padding_side: "right" or "left".
     Returns:
         (B, max_seqlen, *), new memory. Its gradient flows to the copied rows only; a smaller ragged
         entry of `output_size` cuts components, whose cut rows get gradient 0.
     Raises:
-        RuntimeError: `output_size` has another rank, or another batch or feature size.
+        RuntimeError: `output_size` has another rank, another batch or feature size, or a negative entry; an
+            integer dtype does not hold `padding`.
         ValueError: another padding_side.
 
     >>> njt.to_padded_tensor(njt.nested_tensor([torch.ones(2), torch.ones(1)]), 0.0)
@@ -49,6 +52,7 @@ def to_padded_tensor(
     if not isinstance(x, NestedTensor):
         raise errors.bad_type(op, errors.describe(x), "a nested tensor", "It is padded already.")
     structure, d = x._structure, x._ragged_dim
+    padding = padding_filler.checked(op, padding, x.dtype)
     width: Any = None
     if output_size is not None:
         width = _checked_width(op, x, output_size)

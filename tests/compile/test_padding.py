@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -109,3 +110,34 @@ def test_through_the_class() -> None:
     out, code = generated(f, x)
     torch.testing.assert_close(out.values(), F.gelu(x.values()))
     assert "torch.ops.njt." not in code
+
+
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_dtypes_that_inductor_has_no_code_for(dtype) -> None:
+    """There the operators stay calls."""
+    x = njt.nested_tensor([torch.ones(n, 2).to(dtype) for n in (2, 1)])
+
+    def both_ways(x):
+        padded = njt.to_padded_tensor(x, 2.0)
+        return padded, njt.from_padded(padded, offsets=x.offsets(), total_length=3).values()
+
+    (padded, packed), code = generated(both_ways, x)
+    assert "torch.ops.njt." in code
+    assert torch.equal(padded.to(torch.complex64), x.to_padded_tensor(2.0).to(torch.complex64))
+    assert torch.equal(packed.to(torch.complex64), x.values().to(torch.complex64))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_fillers(backend) -> None:
+    """T4 in a graph: exact, with a number that varies as well, and refused where the dtype does not hold it."""
+    x = njt.nested_tensor([torch.ones(2, dtype=torch.int64), torch.ones(1, dtype=torch.int64)])
+    run = torch.compile(
+        lambda x, filler: njt.to_padded_tensor(x, filler), fullgraph=True, backend=backend
+    )
+    for filler in (0, 7, 2**62 + 1, -(2**63)):
+        assert run(x, filler)[1].tolist() == [1, filler]
+    for filler in (0.5, math.inf):
+        torch.compiler.reset()
+        with pytest.raises(Exception, match=f"got padding {filler} for torch.int64"):
+            run(x, filler)

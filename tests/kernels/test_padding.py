@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -15,6 +18,7 @@ from njt.kernels import (
     padding_cpu,
     padding_inductor,
     padding_levels,
+    padding_ops,
     padding_triton,
     reference,
 )
@@ -223,6 +227,103 @@ def test_padding_value_is_converted_once(module, device, dtype, filler) -> None:
     wanted = torch.full((), filler, dtype=dtype, device=device)
     assert torch.equal(out[0], wanted.expand(2))
     assert torch.equal(out[1, 1], wanted)
+
+
+KEPT_FILLERS = [
+    (torch.int64, 2**62 + 1, 2**62 + 1),
+    (torch.int64, -(2**63), -(2**63)),
+    (torch.int32, 2.0, 2),
+    (torch.uint8, 255, 255),
+    (torch.bool, 3, True),
+    (torch.float16, 65504, 65504.0),
+    (torch.float32, -math.inf, -math.inf),
+    (torch.float64, 10**300, 1e300),
+    (torch.float8_e4m3fn, 448, 448.0),
+    (torch.float8_e5m2, math.inf, math.inf),
+    (torch.complex64, 1 + 2j, 1 + 2j),
+    (torch.float32, torch.tensor(1.5), 1.5),
+]
+
+
+@pytest.fixture(params=["cpu", "triton"])
+def ways(request, monkeypatch):
+    """Calls of the public functions on CPU tensors go to the one or the other."""
+    if request.param == "triton":
+        if CUDA:
+            pytest.skip("on a GPU the kernels take no CPU tensors")
+        pair = padding_triton.packed_to_padded, padding_triton.padded_to_packed
+        monkeypatch.setitem(padding_ops.IMPLEMENTATIONS, "cpu", pair)
+
+
+@pytest.mark.usefixtures("ways")
+@pytest.mark.parametrize(("dtype", "given", "wanted"), KEPT_FILLERS, ids=str)
+@pytest.mark.parametrize("batch", [2, 20])
+@pytest.mark.parametrize("features", [(), (3,), (2, 2)], ids=str)
+def test_filler_is_exact(dtype, given, wanted, batch, features) -> None:
+    """T4: what the dtype holds arrives unchanged, whichever way the rows go."""
+    values = torch.zeros(batch, *features).to(dtype)
+    offsets = torch.arange(batch + 1)
+    for _ in range(2):  # the second call goes the way that the first prepared
+        out = padding.packed_to_padded(values, offsets, 3, given)
+        assert out.dtype is dtype
+        assert out[:, 1:].flatten()[-1].item() == wanted
+        assert torch.equal(bits(out[:, 1:]), bits(out[:1, 1:2].expand_as(out[:, 1:])))
+
+
+REFUSED_FILLERS = [
+    (torch.int64, 1.5),
+    (torch.int64, 2**63),
+    (torch.int64, math.inf),
+    (torch.int32, math.nan),
+    (torch.uint8, -1),
+    (torch.float16, 1e5),
+    (torch.float32, 1e39),
+    (torch.float32, 1j),
+    (torch.float8_e4m3fn, math.inf),
+    (torch.complex64, 1e39j),
+]
+
+
+@pytest.mark.usefixtures("ways")
+@pytest.mark.parametrize("rows", [0, 3])
+def test_filler_that_the_dtype_does_not_hold(rows) -> None:
+    """T4: refused alike whichever way the rows go, and for an empty rectangle."""
+    lines = []
+    offsets = torch.tensor([0, min(rows, 1), rows])
+    for dtype, filler in REFUSED_FILLERS:
+        with pytest.raises(RuntimeError) as caught:
+            padding.packed_to_padded(torch.zeros(rows, 2).to(dtype), offsets, 3, filler)
+        lines.append(str(caught.value))
+    for filler in (None, "0", [0], torch.zeros(1), torch.tensor(1.0, requires_grad=True)):
+        with pytest.raises(TypeError) as caught:
+            padding.packed_to_padded(torch.zeros(rows, 2), offsets, 3, filler)
+        lines.append(str(caught.value))
+    assert_expected_inline(
+        "\n".join(lines),
+        """\
+packed_to_padded(): got padding 1.5 for torch.int64. Expected an integer in -9223372036854775808..9223372036854775807. Pass one, or convert the tensor: x.to(torch.float32).
+packed_to_padded(): got padding 9223372036854775808 for torch.int64. Expected an integer in -9223372036854775808..9223372036854775807. Pass one, or convert the tensor: x.to(torch.float32).
+packed_to_padded(): got padding inf for torch.int64. Expected an integer in -9223372036854775808..9223372036854775807. Pass one, or convert the tensor: x.to(torch.float32).
+packed_to_padded(): got padding nan for torch.int32. Expected an integer in -2147483648..2147483647. Pass one, or convert the tensor: x.to(torch.float32).
+packed_to_padded(): got padding -1 for torch.uint8. Expected an integer in 0..255. Pass one, or convert the tensor: x.to(torch.float32).
+packed_to_padded(): got padding 100000.0 for torch.float16. Expected at most 65504.0 in size. Pass a smaller one, or convert the tensor to a wider dtype.
+packed_to_padded(): got padding 1e+39 for torch.float32. Expected at most 3.4028234663852886e+38 in size. Pass a smaller one, or convert the tensor to a wider dtype.
+packed_to_padded(): got padding 1j for torch.float32. Expected a real number. Pass padding.real, or make the tensor complex.
+packed_to_padded(): got padding inf for torch.float8_e4m3fn. Expected at most 448.0 in size. Pass a smaller one, or convert the tensor to a wider dtype.
+packed_to_padded(): got padding 1e+39j for torch.complex64. Expected at most 3.4028234663852886e+38 in size. Pass a smaller one, or convert the tensor to a wider dtype.
+packed_to_padded(): got padding of type NoneType. Expected a number. Pass a filler such as 0.0.
+packed_to_padded(): got padding of type str. Expected a number. Pass a filler such as 0.0.
+packed_to_padded(): got padding of type list. Expected a number. Pass a filler such as 0.0.
+packed_to_padded(): got padding of type Tensor. Expected a number. Pass a filler such as 0.0.
+packed_to_padded(): got padding that requires grad. Expected a number. Filler has no gradient: padding.item().""",
+    )
+
+
+def test_direct_calls_of_the_operator_check_the_filler() -> None:
+    args = torch.zeros(2, dtype=torch.int64), torch.tensor([0, 1, 2]), None, 2
+    for mode in contextlib.nullcontext(), FakeTensorMode(allow_non_fake_inputs=True):
+        with mode, pytest.raises(RuntimeError, match=r"got padding 0.5 for torch.int64"):
+            torch.ops.njt.packed_to_padded(*args, 0.5, 0, False)
 
 
 def test_many_segments() -> None:
