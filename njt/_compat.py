@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet, _functorch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._functorch import autograd_function as _autograd_function
 from torch._functorch._aot_autograd import runtime_wrappers as _runtime_wrappers
 from torch._guards import TracingContext
 from torch._ops import OpOverload as OpOverload
@@ -771,6 +772,9 @@ def following_tangents() -> Any:
     return _forward_ad._set_fwd_grad_enabled(True)
 
 
+# what an autograd.Function becomes under torch.func
+custom_function_call = _autograd_function.custom_function_call
+
 make_dual, unpack_dual = torch._VF._make_dual, torch._VF._unpack_dual  # type: ignore[attr-defined]
 
 # what `teach_transforms` replaces, by the module that looks the name up
@@ -780,6 +784,7 @@ _TRANSFORM_DOORS = {
         "_unwrap_for_grad",
         "_wrap_functional_tensor",
         "_autograd_grad",
+        "_chunked_standard_basis_for_",
     ),
     "torch._functorch.vmap": ("_add_batch_dim", "_remove_batch_dim", "is_batchedtensor"),
     "torch._functorch.autograd_function": ("_unwrap_for_grad", "_add_batch_dim"),

@@ -28,6 +28,11 @@ _VIEWS = frozenset(
         *("transpose", "permute", "swapdims", "swapaxes", "movedim", "moveaxis"),
         *("squeeze", "unsqueeze", "expand", "expand_as", "narrow", "select", "slice", "diagonal"),
         *("split", "chunk", "tensor_split", "unbind", "detach", "alias", "values"),
+        *("hsplit", "vsplit", "dsplit", "split_with_sizes", "unsafe_split", "unsafe_chunk"),
+        *("t", "conj", "resolve_conj", "resolve_neg", "ravel", "unfold", "as_strided"),
+        *("linalg_diagonal", "broadcast_tensors"),
+        *("numel", "nelement", "element_size", "is_shared", "is_pinned", "record_stream"),
+        *("storage_offset", "storage", "untyped_storage", "data_ptr"),
         *("__getitem__", "__setitem__", "__get__", "__set__"),
     }
 )
@@ -44,10 +49,11 @@ def _each(a: Any, change: Callable[[NestedTensor], Any]) -> Any:
     return a
 
 
-def _any_nested(a: Any) -> bool:
+def _first(a: Any) -> NestedTensor | None:
+    """The first nested tensor in arguments."""
     if isinstance(a, (list, tuple)):
-        return any(map(_any_nested, a))
-    return isinstance(a, NestedTensor)
+        return next((x for x in map(_first, a) if x is not None), None)
+    return a if isinstance(a, NestedTensor) else None
 
 
 def _filled(x: NestedTensor) -> NestedTensor:
@@ -113,7 +119,7 @@ _NOT_WRITING = ("__index__", "__int__", "__invert__", "__iter__")
 
 def _operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One operator of such a call, its transforms in force."""
-    if not (_any_nested(args) or _any_nested(tuple(kwargs.values()))):
+    if _first((args, tuple(kwargs.values()))) is None:
         return func(*args, **kwargs)
     own = _OWN_OPERATORS.get(func)
     if own is not None:
@@ -128,10 +134,11 @@ def _operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @cache
 def _computes(func: Any) -> bool:
-    """Whether an operator makes new values: no view, nothing written."""
+    """Whether an operator makes new values: no view, nothing written, no mere question."""
     schema = _compat.schema(func)
     parts = (*schema.arguments, *schema.returns)
-    return bool(schema.returns) and all(a.alias_info is None for a in parts)
+    makes = any("Tensor" in str(r.type) for r in schema.returns)
+    return makes and all(a.alias_info is None for a in parts)
 
 
 def _not_followed(op: str, x: NestedTensor) -> NotImplementedError:
@@ -140,6 +147,36 @@ def _not_followed(op: str, x: NestedTensor) -> NotImplementedError:
         f"{errors.describe(x)} with a tangent inside of an autograd.Function",
         "a function whose tangents are known",
         "Write the function over the values and give it a jvp, or use torch operators.",
+    )
+
+
+# refusals
+
+
+def _no_functionalize(*args: Any) -> Any:
+    raise errors.unsupported(
+        "functionalize",
+        errors.describe(_first(args)),
+        "dense tensors",
+        "Pass x.values() and x.offsets(), and make the nested tensor inside.",
+    )
+
+
+def _no_jacobian(*args: Any, **options: Any) -> Any:
+    raise errors.unsupported(
+        "jacrev or jacfwd",
+        errors.describe(_first(args)),
+        "dense tensors, of which each element has a row or column",
+        "Write the function from values to values: x.values().",
+    )
+
+
+def _no_function(*args: Any) -> Any:
+    raise errors.unsupported(
+        "autograd.Function",
+        f"{errors.describe(_first(args))} under torch.func",
+        "dense operands",
+        "Write the function over the values: Function.apply(x.values()).",
     )
 
 
@@ -235,6 +272,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     torch.Tensor.requires_grad.__set__: _set_requires_grad,  # type: ignore[attr-defined]
     torch.Tensor.requires_grad_: _set_requires_grad,
     torch.autograd.grad: _grad,
+    _compat.custom_function_call: _no_function,
     _compat.make_dual: _make_dual,
     _compat.unpack_dual: _unpack_dual,
 }
@@ -288,7 +326,7 @@ def _remove_batch_dim(dense: Any, x: NestedTensor, level: int, size: int, dim: i
             "vmap",
             f"out_dims={dim} for {errors.describe(x)}",
             "a place behind the batch dim, which comes first",
-            "Pass out_dims=1 or more, or return a dense tensor.",
+            "Pass out_dims=1 or more, or return a dense tensor: y.values().",
         )
     packed = dense(x._values, level, size, at - 1)
     r = x._ragged_dim
@@ -299,22 +337,13 @@ def _is_batched(dense: Any, x: NestedTensor) -> bool:
     return bool(dense(x._values))
 
 
-def _no_functionalize(dense: Any, x: NestedTensor, level: int) -> Any:
-    raise errors.unsupported(
-        "functionalize",
-        errors.describe(x),
-        "dense tensors",
-        "Pass x.values() and x.offsets(), and make the nested tensor inside.",
-    )
+def _linearize(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+    """torch.func.linearize, which runs the function anew for each tangent: no graph is kept."""
 
+    def push(*tangents: Any) -> Any:
+        return torch.func.jvp(function, primals, tangents)[1]
 
-def _no_function(dense: Any, x: NestedTensor, *rest: Any) -> Any:
-    raise errors.unsupported(
-        "autograd.Function",
-        f"{errors.describe(x)} under torch.func",
-        "dense operands",
-        "Write the function over the values: Function.apply(x.values()).",
-    )
+    return function(*primals), push
 
 
 tensor._hooks["transformed"] = _call
@@ -326,6 +355,7 @@ _compat.teach_transforms(
         "eager_transforms._unwrap_for_grad": _unwrap_for_grad,
         "eager_transforms._wrap_functional_tensor": _no_functionalize,
         "eager_transforms._autograd_grad": _pull,
+        "eager_transforms._chunked_standard_basis_for_": _no_jacobian,
         "vmap._add_batch_dim": _add_batch_dim,
         "vmap._remove_batch_dim": _remove_batch_dim,
         "vmap.is_batchedtensor": _is_batched,
@@ -333,3 +363,4 @@ _compat.teach_transforms(
         "autograd_function._add_batch_dim": _no_function,
     },
 )
+_compat.door_in_function(torch.func.linearize, NestedTensor, _linearize)

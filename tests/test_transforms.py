@@ -77,6 +77,17 @@ def _padded(x: Tensor) -> Tensor:
     return F.pad(x, (0, 0, 0, 5 - x.shape[-2]), value=0.5)
 
 
+def _written(write: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    """A function that writes to a tensor of its own, and reads it afterwards."""
+
+    def fn(x: Tensor) -> Tensor:
+        y = x * x
+        write(y)
+        return y * x
+
+    return fn
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """The dense one by its backend that has tangents; ours chooses for itself."""
     with nullcontext() if q.is_nested else sdpa_kernel(SDPBackend.MATH):
@@ -133,6 +144,24 @@ CASES = [
     Case("unsqueeze", lambda x: (x * x).unsqueeze(-1).squeeze(-1)),
     Case("dropout, evaluating", lambda x: F.dropout(x * x, 0.5, training=False)),
     Case("mse_loss", lambda x, y: F.mse_loss(x, y, reduction="sum"), _alike, joined=True),
+    Case("in place", _written(lambda y: y.mul_(3).add_(y).sin_())),
+    Case("in place, by dense", lambda x, w: (x * x).mul_(w).sub_(w), lambda x: (_random(4),)),
+    Case("written through select", _written(lambda y: y.select(-1, 1).mul_(3))),
+    Case("written through transpose", _written(lambda y: y.transpose(-1, -2).exp_())),
+    Case("written through unfold", _written(lambda y: y.unfold(-1, 2, 2)[..., 0].mul_(3))),
+    Case("written through narrow", _written(lambda y: y.narrow(-1, 1, 2).copy_(y[..., :2] * 2))),
+    Case("assigned", _written(lambda y: y.__setitem__((..., 0), 7.0))),
+    Case("assigned by mask", _written(lambda y: y.__setitem__(y > 1, 0.5))),
+    Case(
+        "embedding",
+        lambda x, w: F.embedding((x > 0).long(), w) ** 2 * x.unsqueeze(-1),
+        lambda x: (_random(2, 3),),
+    ),
+    Case(
+        "cross_entropy",
+        lambda x: F.cross_entropy(x.movedim(-1, 1), x.detach().argmax(-1), reduction="sum"),
+        joined=True,
+    ),
     Case("attention", _attention, lambda x: (*_alike(x), *_alike(x))),
     Case(
         "causal attention", partial(_attention, is_causal=True), lambda x: (*_alike(x), *_alike(x))
@@ -289,23 +318,122 @@ def test_gradients_of_gradients() -> None:
     torch.testing.assert_close(found, theirs)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_jacobians_by_a_weight(layout: Layout) -> None:
+    """jacrev, jacfwd and hessian where what they are taken by is dense, and vmap of grad."""
+    x, w = sample(layout, (4,), torch.float64), _random(4)
+
+    def rows(x: Tensor, w: Tensor) -> Tensor:
+        return (x * w).sin().sum(-2)
+
+    def total(x: Tensor, w: Tensor) -> Tensor:
+        return (x * w).exp().sum()
+
+    parts = _parts(x, len(x), True)
+    wanted = torch.cat([func.jacrev(rows, 1)(c, w) for c in parts])
+    torch.testing.assert_close(func.jacrev(rows, 1)(x, w), wanted)
+    torch.testing.assert_close(func.jacfwd(rows, 1)(x, w), wanted)
+    curved = sum(func.hessian(total, 1)(c, w) for c in parts)
+    torch.testing.assert_close(func.hessian(total, 1)(x, w), curved)
+    weights, per_weight = _random(5, 4), func.grad(total, 1)
+    torch.testing.assert_close(
+        func.vmap(per_weight, (None, 0))(x, weights),
+        torch.stack([per_weight(x, w) for w in weights]),
+    )
+
+
+@pytest.mark.parametrize("jacobian", [func.jacrev, func.jacfwd])
+def test_jacobians_over_values(jacobian: Any) -> None:
+    """The way that a refusal names."""
+    x = sample(BY_NAME["usual"], (2,), torch.float64)
+
+    def fn(values: Tensor) -> Tensor:
+        return njt.NestedTensor(values, x.structure).softmax(1).values()
+
+    found = jacobian(fn)(x.values())
+    wanted = [jacobian(lambda c: c.softmax(0))(c) for c in components(x)]
+    assert not found[:3, :, 3:].any()
+    torch.testing.assert_close(found[:3, :, :3], wanted[0])
+    torch.testing.assert_close(found[4:, :, 4:], wanted[2])
+
+
+def test_linearize() -> None:
+    x, t = (sample(BY_NAME["gaps"], (4,), torch.float64) for _ in range(2))
+
+    def fn(x: Tensor) -> Tensor:
+        return x.sin().sum(1)
+
+    out, push = func.linearize(fn, x)
+    wanted, pushed = func.jvp(fn, (x,), (t,))
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(push(t), pushed)
+
+
+def test_compiled() -> None:
+    """A transform in a compiled function breaks its graph, and gives what it gives without; with gaps, too."""
+    for layout in LAYOUTS:
+        x = sample(layout, (4,), torch.float64)
+        for fn in (
+            lambda x: func.grad(lambda x: (x**3).sum())(x),
+            lambda x: func.jvp(lambda x: x.sin(), (x,), (x,))[1],
+            lambda x: func.vmap(lambda c: c * 2, -1, -1)(x),
+        ):
+            ours = torch.compile(fn, backend="aot_eager")(x)
+            for a, b in zip(components(ours), components(fn(x)), strict=True):
+                torch.testing.assert_close(a, b)
+
+
 def test_vmap_over_a_feature_dim() -> None:
     x = sample(BY_NAME["usual"], (4,), torch.float64)
     out = func.vmap(lambda c: c * c.sum(1, keepdim=True), in_dims=-1, out_dims=-1)(x)
     torch.testing.assert_close(out.values(), (x * x.sum(1, keepdim=True)).values())
+    cubes = func.vmap(func.grad(lambda c: (c**3).sum()), in_dims=-1, out_dims=-1)(x)
+    torch.testing.assert_close(cubes.values(), 3 * x.values() ** 2)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_vmap_over_sequences_is_refused(dim: int) -> None:
-    x = sample(BY_NAME["usual"], (4,), torch.float64)
-    with pytest.raises((NotImplementedError, RuntimeError), match="vmap"):
-        func.vmap(lambda c: c * 2, in_dims=dim)(x)
+class _Square(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad * ctx.saved_tensors[0]
 
 
-def test_functionalize_is_refused() -> None:
-    x = sample(BY_NAME["usual"], (4,), torch.float64)
-    with pytest.raises((NotImplementedError, RuntimeError), match="functionalize"):
-        func.functionalize(lambda x: x * 2)(x)
+def test_custom_function_over_values() -> None:
+    x = sample(BY_NAME["gaps"], (4,), torch.float64)
+
+    def fn(x: Tensor) -> Tensor:
+        return njt.NestedTensor(_Square.apply(x.values()), x.structure).sum()
+
+    for a, b in zip(components(func.grad(fn)(x)), components(x), strict=True):
+        torch.testing.assert_close(a, 2 * b)
+
+
+REFUSED = {
+    "vmap over the batch": ("vmap", lambda x: func.vmap(lambda c: c * 2, in_dims=0)(x)),
+    "vmap over the ragged dim": ("vmap", lambda x: func.vmap(lambda c: c * 2, in_dims=1)(x)),
+    "vmap to the front": ("vmap", lambda x: func.vmap(lambda w: x * w)(_random(5, 4))),
+    "jacrev of nested": ("jacrev", lambda x: func.jacrev(lambda w: x * w)(_random(4))),
+    "jacrev by nested": ("vmap", lambda x: func.jacrev(lambda x: x.sum(1))(x)),
+    "jacfwd by nested": ("jacfwd", lambda x: func.jacfwd(lambda x: x.sum(1))(x)),
+    "hessian by nested": ("jacfwd", lambda x: func.hessian(lambda x: x.sum())(x)),
+    "functionalize": ("functionalize", lambda x: func.functionalize(lambda x: x * 2)(x)),
+    "custom function": ("autograd.Function", lambda x: func.grad(lambda x: _Square.apply(x).sum())(x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    """What can't be, or is not, is said: by whom, and what to do instead."""
+    named, call = REFUSED[name]
+    with pytest.raises(NotImplementedError, match=rf"{named}.*\(\): got .* Expected "):
+        call(sample(BY_NAME["usual"], (4,), torch.float64))
 
 
 def test_forward_mode() -> None:
