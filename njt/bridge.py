@@ -89,9 +89,7 @@ class _ComplexValues(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> NestedTensor:
-        if _compat.is_zero_tensor(grad):
-            grad = grad.clone()
-        return wrap(grad, ctx.structure, ctx.ragged_dim)
+        return wrap(stored(grad), ctx.structure, ctx.ragged_dim)
 
 
 class _ComplexView(torch.autograd.Function):
@@ -247,6 +245,11 @@ _dummy()  # now: made during a trace it would belong to that trace for good
 def masked_for_backward(x: NestedTensor) -> Tensor:
     """The values of a gradient: rows in gaps belong to nobody and must not carry what they hold."""
     return without_gaps(x._values.detach(), x)
+
+
+def stored(packed: Tensor) -> Tensor:
+    """`packed` with memory: a gradient of zeros without it is nothing that operators on values can read."""
+    return packed.clone() if _compat.is_zero_tensor(packed) else packed
 
 
 def without_gaps(packed: Tensor, x: NestedTensor) -> Tensor:

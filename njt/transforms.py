@@ -224,9 +224,7 @@ def _pull(
         **options,
     )
     return tuple(
-        bridge.tracked(NestedTensor(bridge.without_gaps(g, x), x._structure, x._ragged_dim))
-        if isinstance(x, NestedTensor) and g is not None
-        else g
+        bridge.tracked(_derivative(g, x)) if isinstance(x, NestedTensor) and g is not None else g
         for g, x in zip(found, inputs)
     )
 
@@ -250,6 +248,12 @@ def _like(t: Any, x: Any, op: str) -> Any:
     return bridge.without_gaps(bridge.values(t), t)
 
 
+def _derivative(packed: Tensor, x: NestedTensor) -> NestedTensor:
+    """A gradient or tangent of `x`, over memory that operators can read and 0 in gaps."""
+    kept = bridge.without_gaps(bridge.stored(packed), x)
+    return NestedTensor(kept, x._structure, x._ragged_dim)
+
+
 def _make_dual(x: Any, tangent: Any, **options: Any) -> NestedTensor:
     inner = _like(tangent, x, "make_dual")
     dual = _compat.make_dual(bridge.values(x), inner, **options)
@@ -258,9 +262,7 @@ def _make_dual(x: Any, tangent: Any, **options: Any) -> NestedTensor:
 
 def _unpack_dual(x: NestedTensor, **options: Any) -> tuple[Any, Any]:
     primal, inner = _compat.unpack_dual(bridge.values(x), **options)
-    tangent = None
-    if inner is not None:
-        tangent = NestedTensor(bridge.without_gaps(inner, x), x._structure, x._ragged_dim)
+    tangent = None if inner is None else _derivative(inner, x)
     out = NestedTensor(primal, x._structure, x._ragged_dim)
     if not _compat.functorch_active():
         return bridge.tracked(out), None if tangent is None else bridge.tracked(tangent)

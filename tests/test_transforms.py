@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, func
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import njt
@@ -318,6 +319,24 @@ def test_gradients_of_gradients() -> None:
     torch.testing.assert_close(found, theirs)
 
 
+@pytest.mark.parametrize("name", ["usual", "gaps"])
+@pytest.mark.parametrize("step", [torch.sign, torch.round, lambda x: x * 0])
+def test_derivatives_of_steps_can_be_read(step: Callable[[Tensor], Tensor], name: str) -> None:
+    """Torch makes such zeros without memory, and operators below autograd crash on them."""
+    x = sample(BY_NAME[name], (4,), torch.float64)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(step(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+    for zeros in (
+        func.vjp(step, x)[1](torch.ones_like(x))[0],
+        func.jvp(step, (x,), (torch.ones_like(x),))[1],
+        func.grad(lambda x: func.grad(lambda x: step(x).sum())(x).sin().sum())(x),
+        tangent,
+    ):
+        assert not torch.cat(components(zeros)).any()
+        assert not zeros.clone().mul_(2).sum()
+        assert (njt.to_padded_tensor(zeros + 1, 1.0) == 1).all()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_jacobians_by_a_weight(layout: Layout) -> None:
     """jacrev, jacfwd and hessian where what they are taken by is dense, and vmap of grad."""
@@ -439,7 +458,7 @@ def test_refused(name: str) -> None:
 def test_forward_mode() -> None:
     x, t = (sample(BY_NAME["usual"], (4,), torch.float64) for _ in range(2))
     t = njt.NestedTensor(t.values(), x.structure, 1)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, t)
-        tangent = torch.autograd.forward_ad.unpack_dual(dual.sin()).tangent
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, t)
+        tangent = forward_ad.unpack_dual(dual.sin()).tangent
     torch.testing.assert_close(tangent.values(), x.values().cos() * t.values())

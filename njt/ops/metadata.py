@@ -138,9 +138,7 @@ def _view_from_jagged(
 ) -> NestedTensor:
     values, offsets, _, lengths, ragged_dim, _, extent = (*args, *(None,) * 7)[:7]
     structure = Structure.find(offsets, lengths, extent=extent)
-    if _compat.is_zero_tensor(values):
-        values = values.clone()  # a gradient without storage, which operators on values can't read
-    return NestedTensor(values, structure, 1 if ragged_dim is None else ragged_dim)
+    return NestedTensor(bridge.stored(values), structure, 1 if ragged_dim is None else ragged_dim)
 
 
 @implements(aten._nested_view_from_buffer.default)
