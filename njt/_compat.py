@@ -387,7 +387,7 @@ class _Answering:
 
 def remember_fake_size(source: Tensor, size: Any) -> None:
     """Gives fake offsets the ragged size that the tracer chose for them."""
-    if isinstance(source, FakeTensor):
+    if isinstance(source, FakeTensor) and source.nested_int_memo is None:
         source.nested_int_memo = size
 
 
@@ -673,6 +673,17 @@ _TRANSFORMS = _keys(
 _AUTOGRAD = _keys(
     "AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"
 )
+
+
+_LAZY_BITS = _keys("Conjugate", "Negative")
+
+
+def lazy_bits_resolved() -> Any:
+    """A context below `__torch_dispatch__` in which operators see that a tensor is a conjugate or negative view."""
+    return torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set(),
+        torch._C._dispatch_tls_local_exclude_set() - _LAZY_BITS,
+    )
 
 
 def outside_transforms() -> Any:

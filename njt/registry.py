@@ -149,6 +149,8 @@ class _Aliased:
         # dense results are views of the values already; and where values are plain tensors the helper
         # would only swap the empty storages of wrappers, which nobody sees: storage questions are
         # answered by the values. That swap is half the cost of `detach`, so it is for tracing only.
+        if args and first is args[0] and torch.Tag.inplace_view in func.tags:
+            return out  # the helper would ask a dense kernel to change the wrapper's sizes, as the rule has done
         if args and type(first) is type(args[0]) and type(first._values) is not Tensor:
             return _compat.correct_aliasing(func, args, kwargs, out)
         return out

@@ -46,6 +46,7 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
     _ragged_dim: int
     _size: tuple[Any, ...]
     _strides: tuple[Any, ...]
+    _lazy_bits_seen = False  # whether values that are conjugate or negative views were ever wrapped
 
     @staticmethod
     def __new__(
@@ -77,6 +78,8 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
             self = _compat.make_wrapper(
                 cls, size, strides, values.dtype, values.device, requires_grad
             )
+        if values.is_neg() or values.is_conj():
+            cls._lazy_bits_seen = True
         self._values = values
         self._structure = structure
         self._ragged_dim = ragged_dim
@@ -244,6 +247,9 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
         rule = _RESOLVED.get(func)
         if rule is None:
             rule = registry.lookup(func)
+        if cls._lazy_bits_seen:
+            with _compat.lazy_bits_resolved():
+                return rule(func, args, kwargs or {})
         return rule(func, args, kwargs or {})
 
     # what users read
@@ -302,12 +308,10 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
             return _hooks["complex_values"](self)
         return torch.ops.aten._nested_get_values.default(self)
 
-    # a compiler counts the bytes of parameters where no function of ours is asked
+    # torch's own would multiply the sizes, of which one is no number
     def numel(self) -> Any:
         """How many elements the components have; gaps are not counted."""
-        if _compat.functions_off() and not self._structure.is_traced:
-            return _hooks["numel"](self)
-        return super().numel()
+        return _hooks["numel"](self)
 
     @property
     def nbytes(self) -> Any:

@@ -198,13 +198,13 @@ def logsumexp(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor
 def var(values: Tensor, offsets: Tensor, correction: float = 1, **where: Unpack[Where]) -> Tensor:
     """Variance of each segment, in two passes; nan where a segment has no more rows than `correction`."""
     place = place_of(values, offsets, **where)
-    return _moment(values, correction, place).to(values.dtype)
+    return _moment(values, correction, place).to(values.dtype.to_real())
 
 
 def std(values: Tensor, offsets: Tensor, correction: float = 1, **where: Unpack[Where]) -> Tensor:
     """Square root of `var`; its gradient is 0 where it is 0."""
     place = place_of(values, offsets, **where)
-    return _root(_moment(values, correction, place)).to(values.dtype)
+    return _root(_moment(values, correction, place)).to(values.dtype.to_real())
 
 
 def _root(square: Tensor) -> Tensor:

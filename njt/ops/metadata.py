@@ -37,9 +37,7 @@ def _numel(x: NestedTensor) -> Any:
     per_row = 1
     for d, n in enumerate(x._values.shape):
         per_row = per_row if d == x._ragged_dim - 1 else per_row * n
-    if x._structure.is_traced:
-        return per_row * x._structure.seqlens.sum().item()
-    return per_row * sum(x._structure.host_lengths())
+    return per_row * x._structure.total_length
 
 
 tensor._hooks["numel"] = _numel

@@ -17,6 +17,9 @@ declare_tag(torch.Tag.pointwise, Pointwise())
 
 UNTAGGED = [
     "__irshift__",
+    "_conj",
+    "_conj_physical",
+    "_neg_view",
     "abs_",
     "bucketize",
     "complex",

@@ -20,9 +20,6 @@ from njt.tensor import NestedTensor
 @implements_function(torch.Tensor.numel, torch.Tensor.nelement, torch.numel)
 def numel(input: Any) -> Any:
     """How many elements the components have; gaps are not counted."""
-    if torch.compiler.is_compiling():
-        with _compat.no_torch_function():
-            return torch.Tensor.numel(input)
     return _numel(input)
 
 
@@ -45,6 +42,10 @@ for _method in (
     torch.Tensor.is_shared,
     torch.Tensor.is_pinned,
     torch.Tensor.element_size,
+    torch.Tensor.is_conj,
+    torch.Tensor.is_neg,
+    torch.is_conj,
+    torch.is_neg,
 ):
     declare_function(_of_values(_method), _method)
 

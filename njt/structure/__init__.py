@@ -198,7 +198,11 @@ class Structure:
     def total_length(self) -> Any:
         """Sum of the lengths: read from the device once; without gaps, the rows of the values."""
         if self.is_traced:
-            return _traced_bound(self.seqlens.sum())
+            if self.lengths is None:
+                return _traced_bound(self.seqlens.sum())
+            if self._total is None:  # one symbol however often it is asked for
+                self._total = _traced_bound(self.seqlens.sum())
+            return self._total
         self._refresh()
         if self._host is not None:
             return sum(self._host)

@@ -205,3 +205,17 @@ def test_bounds_known_between_forward_and_backward() -> None:
     z = layer(x)
     (theirs,) = torch.autograd.grad(z, x, torch.ones_like(z))
     torch.testing.assert_close(ours.values(), theirs.values())
+
+
+@pytest.mark.parametrize("make", [nested, unbounded, gappy])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_numel_is_that_of_the_components(make: Any, backend: str) -> None:
+    def f(x: Any) -> Any:
+        return x.sum() / x.numel() + x.nelement() + torch.numel(x), x.numel(), x.nbytes
+
+    compiled = torch.compile(lambda x: f(torch.nan_to_num(x)), backend=backend, fullgraph=True)
+    for lengths in ([3, 5, 2], [4, 1, 2, 9]):
+        x = make(lengths)
+        ours, theirs = compiled(x), f(torch.nan_to_num(x))
+        torch.testing.assert_close(ours[0], theirs[0])
+        assert ours[1:] == theirs[1:] == (8 * sum(lengths), 32 * sum(lengths))
