@@ -230,7 +230,7 @@ POINTWISE: dict[str, Line] = {
     ),
     "complex": lambda g: torch.complex(g.x, g.y),
     "polar": lambda g: torch.polar(g.x, g.y),
-    "of complex": lambda g: (
+    "of complex": lambda g: (torch._neg_view(g.x) * 1,
         g.z * 2, g.z.abs(), g.z.real, g.z.imag, g.z.conj() * 1, torch.view_as_real(g.z), torch.resolve_conj(g.z),
         torch.resolve_neg(g.z), torch.sgn(g.z), torch.conj_physical(g.z),
     ),
