@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 from njt import _compat, bridge, errors
 from njt.kernels import padding as padding_kernels
 from njt.ops.padding import to_padded_tensor
-from njt.structure import Structure
+from njt.structure import Structure, validation
+from njt.structure.integers import DTYPES, integer, integers
 from njt.tensor import NestedTensor
 
 __all__ = [
@@ -43,7 +45,8 @@ def nested_tensor(
     """Makes a leaf from a list of tensors (or nested lists of numbers) that differ in at most one dim.
 
     Args:
-        tensor_list: B tensors (n_i, *) of one dtype and device, or anything torch.tensor takes.
+        tensor_list: B tensors (n_i, *) of one dtype and device, or anything torch.tensor takes. Lists get one
+            dtype together; an empty one has the features of the first that is not.
         dtype, device: of the result; default those of the first tensor.
         layout: torch.jagged or None; another is refused.
         requires_grad: whether the new leaf records gradients.
@@ -52,16 +55,14 @@ def nested_tensor(
         (B, j1, *), new memory, detached from the inputs (`as_nested_tensor` keeps the graph).
     Raises:
         RuntimeError: the list is empty, or the tensors differ in rank, dtype, device or in several dims.
-        ValueError: another layout.
+        TypeError: components that are neither dense tensors nor lists of numbers.
+        ValueError: another layout; a list that is no rectangle.
 
     >>> njt.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)])
     NestedTensor(size=(2, j1, 3), lengths=[2, 1])
     """
     _check_layout("nested_tensor", layout)
-    components = [
-        t if isinstance(t, Tensor) else torch.tensor(t, dtype=dtype, device=device)
-        for t in tensor_list
-    ]
+    components = _as_tensors("nested_tensor", tensor_list, dtype, device)
     if torch.is_grad_enabled() and any(t.requires_grad for t in components):
         warnings.warn(
             "nested_tensor() detaches its inputs, of which some carry a graph. Use "
@@ -101,6 +102,12 @@ def as_nested_tensor(
     if isinstance(ts, NestedTensor):
         return ts.to(device=device or ts.device, dtype=dtype or ts.dtype)
     if isinstance(ts, Tensor):
+        _check_dense(
+            "as_nested_tensor",
+            "ts",
+            ts,
+            "Of its parts: njt.nested_tensor_from_jagged(x.values(), x.offsets()).",
+        )
         if ts.dim() < 2:
             raise errors.bad_shape(
                 "as_nested_tensor",
@@ -111,7 +118,58 @@ def as_nested_tensor(
         dense = ts.to(device=device or ts.device, dtype=dtype or ts.dtype)
         structure = _uniform(dense.shape[0], dense.shape[1], dense.device)
         return bridge.nested_view(dense.flatten(0, 1), structure)
-    return _from_components("as_nested_tensor", list(ts), dtype, device)
+    return _from_components("as_nested_tensor", _listed("as_nested_tensor", ts), dtype, device)
+
+
+def _as_tensors(
+    op: str, listed: Any, dtype: torch.dtype | None, device: torch.device | str | None
+) -> list[Tensor]:
+    """Tensors as they are, and lists of numbers as tensors of one dtype: what torch.tensor finds for them all."""
+    if isinstance(listed, Tensor) and listed.dim() == 0:
+        raise errors.bad_shape(
+            op, errors.describe(listed), "a list, or at least one dim", "Add dims: x.view(1, 1)."
+        )
+    items = _listed(op, listed)
+    made = [
+        t if isinstance(t, Tensor) else _tensor_of(op, i, t, dtype, device)
+        for i, t in enumerate(items)
+    ]
+    lists = [i for i, t in enumerate(items) if isinstance(t, (list, tuple))]
+    solid = [t for t, item in zip(made, items) if not isinstance(item, (list, tuple)) or item]
+    if not lists or not solid:
+        return made
+    if dtype is None:
+        dtypes = [made[i].dtype for i in lists if items[i]]
+        dtype = reduce(torch.promote_types, dtypes) if dtypes else solid[0].dtype
+    for i in lists:
+        # an empty list has neither dtype nor features of its own
+        empty = solid[0].new_empty((0, *solid[0].shape[1:]), dtype=dtype)
+        made[i] = made[i].to(dtype) if items[i] else empty
+    return made
+
+
+def _listed(op: str, tensors: Any) -> list[Any]:
+    try:
+        return list(tensors)
+    except TypeError:
+        raise errors.bad_type(
+            op, errors.describe(tensors), "a list of tensors", "Put it in a list: [x]."
+        ) from None
+
+
+def _tensor_of(
+    op: str, i: int, item: Any, dtype: torch.dtype | None, device: torch.device | str | None
+) -> Tensor:
+    try:
+        return torch.tensor(item, dtype=dtype, device=device)
+    except (TypeError, ValueError, RuntimeError) as fault:
+        bad = errors.bad_value if isinstance(fault, ValueError) else errors.bad_type
+        raise bad(
+            op,
+            f"{errors.describe(item)} at position {i}",
+            "tensors, or lists that torch.tensor takes",
+            "Give each row of a list the same length, and numbers only.",
+        ) from fault
 
 
 def _uniform(batch: Any, length: Any, device: torch.device) -> Structure:
@@ -159,9 +217,11 @@ def _packed_usual(components: list[Tensor]) -> Tensor | None:
     `cat` itself checks feature sizes and devices; it would mix dtypes and drop empty vectors.
     """
     try:
-        alike = len({(t.dtype, t.dim()) for t in components}) == 1
-        return torch.cat(components) if alike else None
-    except (AttributeError, TypeError, RuntimeError, IndexError):
+        if len({(t.dtype, t.dim()) for t in components}) != 1:
+            return None
+        packed = torch.cat(components)
+        return None if packed.is_nested or packed.layout is not torch.strided else packed
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
         return None
 
 
@@ -181,9 +241,20 @@ def _differing_dim(
         if not isinstance(t, Tensor):
             raise errors.bad_type(
                 op,
-                f"a {type(t).__name__} at position {i}",
+                f"{errors.describe(t)} at position {i}",
                 "tensors",
                 "Use nested_tensor for data.",
+            )
+        if t.is_nested or t.layout is not torch.strided:
+            what = errors.describe(t) if t.is_nested else f"a tensor of layout {t.layout}"
+            advice = "Take its components: x.unbind()." if t.is_nested else "Use x.to_dense()."
+            raise errors.bad_type(op, f"{what} at position {i}", "dense tensors", advice)
+        if t.dim() == 0:
+            raise errors.bad_shape(
+                op,
+                f"a single number at position {i}",
+                "tensors of at least one dim",
+                "Put numbers into lists or vectors: [[1, 2], [3]].",
             )
         for what in ("dtype", "device") if dtype is None or device is None else ():
             given = {"dtype": dtype, "device": device}[what]
@@ -194,11 +265,11 @@ def _differing_dim(
                     f"one {what}",
                     f"Pass {what}= to convert them.",
                 )
-        if t.dim() != first.dim() or t.dim() == 0:
+        if t.dim() != first.dim():
             raise errors.bad_shape(
                 op,
                 f"shapes {tuple(first.shape)} at position 0 and {tuple(t.shape)} at position {i}",
-                "tensors of one rank, at least 1",
+                "tensors of one rank",
                 "Reshape them to (length, *features).",
             )
     differing = [
@@ -240,19 +311,18 @@ def nested_tensor_from_jagged(
         (B, j1, *), sharing memory with `values` and structure with every tensor over the same offsets.
     Raises:
         RuntimeError: neither offsets nor lengths; wrong rank, dtype or device of either; on CPU, offsets
-            that don't start at 0, fall or don't end at the rows of `values` (`njt.check_structure` looks
-            at a GPU).
+            that don't start at 0, fall or don't end at the rows of `values`, or components that overlap
+            (`njt.check_structure` looks at a GPU).
         ValueError: a bound that is wrong.
+        TypeError: `values` are not dense; a bound that is no integer.
 
     >>> v = torch.arange(5.0)
     >>> njt.nested_tensor_from_jagged(v, torch.tensor([0, 2, 5])).unbind()
     (tensor([0., 1.]), tensor([2., 3., 4.]))
     """
     op = "nested_tensor_from_jagged"
-    ragged_dim = 1 if jagged_dim is None else jagged_dim
-    if not isinstance(values, Tensor) or values.is_nested:
-        came = errors.describe(values) if isinstance(values, Tensor) else type(values).__name__
-        raise errors.bad_type(op, came, "a dense tensor of values", "Pass x.values().")
+    _check_dense(op, "values", values, "Pass x.values().")
+    ragged_dim = 1 if jagged_dim is None else integer(op, "jagged_dim", jagged_dim)
     if not 1 <= ragged_dim <= values.dim():
         raise errors.bad_value(
             op,
@@ -281,9 +351,19 @@ def nested_tensor_from_jagged(
         )
     structure = Structure.find(offsets, lengths)
     _check_structure(op, structure, values.shape[ragged_dim - 1], min_seqlen, max_seqlen)
-    if structure.is_traced:
-        structure.set_bounds(min_seqlen, max_seqlen)
     return bridge.nested_view(values, structure, ragged_dim)
+
+
+def _check_dense(op: str, name: str, x: Any, advice: str) -> None:
+    if not isinstance(x, Tensor):
+        raise errors.bad_type(
+            op, f"{name} of type {type(x).__name__}", "a dense tensor", "Make one: torch.tensor(x)."
+        )
+    if x.is_nested or x.layout is not torch.strided:
+        came = errors.describe(x) if x.is_nested else f"{name} of layout {x.layout}"
+        raise errors.bad_type(
+            op, came, f"a dense tensor as {name}", advice if x.is_nested else "Use x.to_dense()."
+        )
 
 
 def _offsets_from(lengths: Tensor) -> Tensor:
@@ -316,24 +396,12 @@ def _check_structure(
 ) -> None:
     """On CPU, compares everything that was said with the data; elsewhere believes it."""
     if structure.is_traced or structure.offsets.device.type != "cpu":
-        structure.set_bounds(min_seqlen, max_seqlen)
+        structure.set_bounds(min_seqlen, max_seqlen, op)
         return
+    min_seqlen = None if min_seqlen is None else integer(op, "min_seqlen", min_seqlen)
+    max_seqlen = None if max_seqlen is None else integer(op, "max_seqlen", max_seqlen)
     structure.validate(rows, op)
-    longest, shortest = structure.max_seqlen, structure.min_seqlen
-    if max_seqlen is not None and max_seqlen < longest:
-        raise errors.bad_value(
-            op,
-            f"max_seqlen={max_seqlen} with a component of length {longest}",
-            f"at least {longest}",
-            "Leave it out, or pass lengths.max().",
-        )
-    if min_seqlen is not None and min_seqlen > shortest:
-        raise errors.bad_value(
-            op,
-            f"min_seqlen={min_seqlen} with a component of length {shortest}",
-            f"at most {shortest}",
-            "Leave it out, or pass lengths.min().",
-        )
+    validation.check_bounds(structure, min_seqlen, max_seqlen, op)
 
 
 def check_structure(x: NestedTensor) -> None:
@@ -343,7 +411,12 @@ def check_structure(x: NestedTensor) -> None:
         x: nested, any device; on a GPU this waits for the device.
     Raises:
         RuntimeError: as `nested_tensor_from_jagged` raises at once on CPU.
+        TypeError: `x` is no nested tensor of njt.
     """
+    if not isinstance(x, NestedTensor):
+        raise errors.bad_type(
+            "check_structure", errors.describe(x), "a nested tensor", "Make one with njt first."
+        )
     x._structure._total = None
     x._structure.validate(x._values.shape[x._ragged_dim - 1], "check_structure")
 
@@ -375,7 +448,8 @@ def from_padded(
         (B, j1, *), new memory; the gradient at padding is 0.
     Raises:
         ValueError: not exactly one of lengths, offsets, mask; another padding_side.
-        RuntimeError: a length beyond the width, wrong batch size or total.
+        RuntimeError: a length beyond the width or below 0, wrong batch size or total.
+        TypeError: `padded` is not dense; a length, bound or total that is no integer.
 
     >>> x = njt.from_padded(torch.ones(2, 3), lengths=[2, 1])
     >>> x.values(), x.max_seqlen
@@ -396,15 +470,20 @@ def from_padded(
             '"left" or "right"',
             "Name the side that padding is on.",
         )
-    if padded.is_nested or not 1 <= ragged_dim < padded.dim():
+    _check_dense(op, "padded", padded, "It has no padding.")
+    ragged_dim = integer(op, "ragged_dim", ragged_dim)
+    if not 1 <= ragged_dim < padded.dim():
         raise errors.bad_value(
             op,
             f"{errors.describe(padded)} with ragged_dim={ragged_dim}",
             "a dense (B, S, *) and a ragged dim in it",
             "Count the batch dim as 0.",
         )
+    total = _given_total(op, total_length, sum_S)
     if mask is not None:
-        return _from_mask(op, padded, mask, ragged_dim)
+        x = _from_mask(op, padded, mask, ragged_dim)
+        _check_structure(op, x._structure, total, min_seqlen, max_seqlen)
+        return x
     structure = _structure_of(op, padded, lengths, offsets)
     batch, width = padded.shape[0], padded.shape[ragged_dim]
     if structure.batch_size != batch and not structure.is_traced:
@@ -423,7 +502,6 @@ def from_padded(
             "lengths within the padded dim",
             "Cut the lengths: lengths.clamp(max=width).",
         )
-    total = total_length if total_length is not None else sum_S
     if total is None:
         total = structure.total_length
     elif not structure.is_traced and structure.offsets.device.type == "cpu":
@@ -438,25 +516,47 @@ def from_padded(
     return bridge.wrap(packed, structure, ragged_dim)
 
 
+def _given_total(op: str, total_length: Any, sum_S: Any) -> Any:
+    given = {"total_length": total_length, "sum_S": sum_S}
+    totals = [integer(op, name, n) for name, n in given.items() if n is not None]
+    if len(totals) == 2 and not totals[0] == totals[1]:
+        raise errors.bad_value(
+            op,
+            f"total_length={totals[0]} and sum_S={totals[1]}",
+            "one total",
+            "Leave one out: they are two names of the same.",
+        )
+    return totals[0] if totals else None
+
+
 def _structure_of(
     op: str, padded: Tensor, lengths: Tensor | Sequence[int] | None, offsets: Tensor | None
 ) -> Structure:
     if offsets is not None:
         _check_vector(op, "offsets", offsets, padded)
+        if offsets.shape[0] == 0:
+            raise errors.bad_shape(op, "empty offsets", "(B + 1,) offsets", "Pass x.offsets().")
         return Structure.find(offsets)
     if not isinstance(lengths, Tensor):
-        assert lengths is not None
-        return Structure.from_lengths(list(lengths), padded.device)
-    on_host = not _compat.is_fake(lengths) and lengths.device.type == "cpu"
-    if on_host and lengths.dim() == 1 and not lengths.is_floating_point():
-        # host lengths keep every later question away from the device
-        return Structure.from_lengths(lengths.tolist(), padded.device)
+        return Structure.from_lengths(integers(op, "lengths", lengths), padded.device, op=op)
+    if lengths.dim() == 1 and lengths.dtype in DTYPES:
+        if not _compat.is_fake(lengths) and lengths.device.type == "cpu":
+            # host lengths keep every later question away from the device
+            return Structure.from_lengths(lengths.tolist(), padded.device, op=op)
+        lengths = lengths.long()
     _check_vector(op, "lengths", lengths, padded)
     return Structure.find(_offsets_from(lengths))
 
 
 def _from_mask(op: str, padded: Tensor, mask: Tensor, ragged_dim: int) -> NestedTensor:
     batch, width = padded.shape[0], padded.shape[ragged_dim]
+    if not isinstance(mask, Tensor):
+        raise errors.bad_type(
+            op,
+            f"mask of type {type(mask).__name__}",
+            "a bool tensor",
+            "Wrap it: torch.tensor(mask).",
+        )
     if mask.dtype is not torch.bool or mask.shape != (batch, width):
         raise errors.bad_shape(
             op,
@@ -483,19 +583,22 @@ def narrow(
     Args:
         tensor: dense (B, S, *).
         dim: 1.
-        start, length: (B,) integers, or one number for all rows.
+        start, length: (B,) integers, tensor or list, or one number for all rows.
         layout: torch.jagged or None; another is refused.
     Returns:
         (B, j1, *), sharing memory with `tensor`; what is left out of each row becomes a gap.
     Raises:
-        RuntimeError: a piece leaves its row; another dim.
+        RuntimeError: a piece leaves its row; another dim; starts or lengths of another shape or dtype.
+        TypeError: `tensor` is not dense; a start or length that is no integer.
 
     >>> x = njt.narrow(torch.arange(6).view(2, 3), 1, torch.tensor([0, 1]), torch.tensor([2, 2]))
     >>> x.unbind()
     (tensor([0, 1]), tensor([4, 5]))
     """
     _check_layout("narrow", layout)
-    if dim != 1 or tensor.is_nested or tensor.dim() < 2:
+    _check_dense("narrow", "tensor", tensor, "Use x.unbind().")
+    dim = integer("narrow", "dim", dim)
+    if tensor.dim() < 2 or dim not in (1, 1 - tensor.dim()):
         raise errors.bad_shape(
             "narrow",
             f"dim={dim} for {errors.describe(tensor)}",
@@ -519,14 +622,19 @@ def narrow(
     return bridge.nested_view(tensor.flatten(0, 1), structure)
 
 
-def _per_row(op: str, name: str, value: int | Tensor, batch: Any, device: torch.device) -> Tensor:
-    if isinstance(value, Tensor):
-        if value.shape != (batch,):
-            raise errors.bad_shape(
-                op, f"{name} {tuple(value.shape)}", f"{name} ({batch},)", "Give one per row."
-            )
-        return value.to(device=device, dtype=torch.int64)
-    return torch.full((batch,), value, device=device, dtype=torch.int64)
+def _per_row(op: str, name: str, value: Any, batch: Any, device: torch.device) -> Tensor:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        value = torch.tensor(integers(op, name, value), dtype=torch.int64)
+    if not isinstance(value, Tensor):
+        return torch.full((batch,), integer(op, name, value), device=device, dtype=torch.int64)
+    if value.dtype not in DTYPES or value.shape not in ((), (batch,)):
+        raise errors.bad_shape(
+            op,
+            f"{name} {tuple(value.shape)} of {value.dtype}",
+            f"integers ({batch},), one for each row",
+            f"Pass {name}.long() of that shape, or one number for all rows.",
+        )
+    return value.to(device=device, dtype=torch.int64).expand(batch)
 
 
 @_compat.one_node
@@ -540,9 +648,21 @@ def masked_select(tensor: Tensor, mask: Tensor) -> NestedTensor:
         (B, j1), new memory.
     Raises:
         RuntimeError: wrong shape or dtype of the mask.
+        TypeError: one of the two is not dense.
 
     >>> njt.masked_select(torch.arange(4).view(2, 2), torch.tensor([[True, True], [False, True]])).unbind()
     (tensor([0, 1]), tensor([3]))
     """
-    full = mask.expand(tensor.shape[:2]) if mask.dim() <= 2 else mask
-    return _from_mask("masked_select", tensor, full, 1)
+    op = "masked_select"
+    _check_dense(op, "tensor", tensor, "Mask the components: [c[m] for c, m in zip(x, mask)].")
+    _check_dense(op, "mask", mask, "Pad it first: njt.to_padded_tensor(mask, False).")
+    if tensor.dim() < 2:
+        raise errors.bad_shape(
+            op, errors.describe(tensor), "a dense (B, S)", "Add a dim: x.unsqueeze(0)."
+        )
+    full = mask
+    if mask.dim() <= 2 and all(
+        n in (1, m) for n, m in zip(reversed(mask.shape), (tensor.shape[1], tensor.shape[0]))
+    ):
+        full = mask.expand(tensor.shape[:2])
+    return _from_mask(op, tensor, full, 1)

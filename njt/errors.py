@@ -31,9 +31,12 @@ def _lengths_text(lengths: Sequence[int]) -> str:
 
 
 def describe(x: Any) -> str:
-    """A tensor as a user knows it: kind and shape."""
+    """A tensor as a user knows it: kind and shape; other things as they print, if that is short."""
     if not isinstance(x, Tensor):
-        return repr(x)
+        text = repr(x)
+        return text if len(text) <= 40 else f"an object of type {type(x).__name__}"
+    if x.is_nested and not hasattr(x, "ragged_dim"):
+        return "a nested tensor of torch's own class"
     shape = ", ".join(str(s) for s in x.shape)
     return f"{'nested' if x.is_nested else 'dense'} ({shape})"
 

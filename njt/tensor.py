@@ -60,6 +60,13 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
         """Wraps `values` as they are. `like`: a tensor whose values have the same shape and strides."""
         if like is not None:
             size, strides = like._size, like._strides
+        elif not isinstance(structure, Structure):
+            raise errors.bad_type(
+                "NestedTensor",
+                f"structure={errors.describe(structure)}",
+                "a Structure",
+                "Call njt.nested_tensor_from_jagged(values, offsets).",
+            )
         else:
             shape, steps = values.shape, values.stride()
             if ragged_dim == 1:

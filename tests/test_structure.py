@@ -160,5 +160,13 @@ def test_validation_leaves_no_trace_of_wrong_offsets() -> None:
             njt.nested_tensor_from_jagged(torch.zeros(2), offsets)
 
 
+def test_lengths_that_were_read_are_checked_all_the_same() -> None:
+    """Who looked at offsets before made no check."""
+    offsets = torch.tensor([1, 3, 5])
+    assert Structure.find(offsets).host_lengths() == (2, 2)
+    with pytest.raises(RuntimeError, match="offsets starting at 1"):
+        njt.nested_tensor_from_jagged(torch.zeros(4), offsets)
+
+
 def test_repr() -> None:
     assert repr(Structure.from_lengths([2, 3])) == "Structure(lengths=[2, 3])"

@@ -12,6 +12,7 @@ from njt import _compat, bridge, errors
 from njt.kernels import padding as padding_kernels
 from njt.kernels import padding_filler
 from njt.registry import declare_function, declare_named
+from njt.structure.integers import integers
 from njt.tensor import NestedTensor
 
 
@@ -50,7 +51,12 @@ def to_padded_tensor(
             "Name the side that padding is on.",
         )
     if not isinstance(x, NestedTensor):
-        raise errors.bad_type(op, errors.describe(x), "a nested tensor", "It is padded already.")
+        raise errors.bad_type(
+            op,
+            errors.describe(x),
+            "a nested tensor of njt",
+            "A list becomes one with njt.nested_tensor(x).",
+        )
     structure, d = x._structure, x._ragged_dim
     padding = padding_filler.checked(op, padding, x.dtype)
     width: Any = None
@@ -93,6 +99,7 @@ def _longest_in_graph(x: NestedTensor, padding: float, left: bool) -> Tensor:
 
 def _checked_width(op: str, x: NestedTensor, output_size: Sequence[int]) -> Any:
     """The ragged entry of `output_size`, None for -1."""
+    output_size = integers(op, "output_size", output_size)
     if len(output_size) != x.dim():
         raise errors.bad_shape(
             op,
@@ -101,7 +108,15 @@ def _checked_width(op: str, x: NestedTensor, output_size: Sequence[int]) -> Any:
             "Use -1 to keep a size.",
         )
     for d, (wanted, own) in enumerate(zip(output_size, x._size)):
-        if d != x._ragged_dim and wanted not in (-1, own):
+        if d == x._ragged_dim:
+            if isinstance(wanted, int) and wanted < -1:
+                raise errors.bad_shape(
+                    op,
+                    f"output_size {tuple(output_size)}",
+                    "sizes of 0 or more",
+                    "Use -1 to keep a size.",
+                )
+        elif wanted not in (-1, own):
             raise errors.bad_shape(
                 op,
                 f"output_size {tuple(output_size)} for {errors.describe(x)}",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from njt import _compat, errors
 from njt.structure import equality, validation
+from njt.structure.integers import DTYPES, integer, integers
 
 
 class Structure:
@@ -52,6 +53,15 @@ class Structure:
     )
 
     def __init__(self, offsets: Tensor, lengths: Tensor | None) -> None:
+        for vector in (offsets,) if lengths is None else (offsets, lengths):
+            if not isinstance(vector, Tensor) or vector.dtype not in DTYPES or vector.dim() != 1:
+                kind = f" of {vector.dtype}" if isinstance(vector, Tensor) else ""
+                raise errors.bad_type(
+                    "Structure.find",
+                    f"{errors.describe(vector)}{kind}",
+                    "offsets and lengths of one dim and an integer dtype",
+                    "Use Structure.from_lengths for a list of lengths.",
+                )
         self.offsets = offsets
         self.lengths = lengths
         self.batch_size = offsets.shape[0] - 1
@@ -115,13 +125,29 @@ class Structure:
         host_lengths: Sequence[int],
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.int64,
+        op: str = "Structure.from_lengths",
     ) -> Structure:
-        """A structure without gaps for lengths known on the host: no device is ever asked about it."""
-        if not all(isinstance(n, int) for n in host_lengths):
-            return _from_symbols(host_lengths, device, dtype)
+        """A structure without gaps for lengths known on the host: no device is ever asked about it.
+
+        Raises:
+            TypeError: lengths that are no integers; RuntimeError: one is negative. `op` is the name to blame.
+        """
+        if not all(type(n) is int for n in host_lengths):
+            host_lengths = integers(op, "lengths", host_lengths)
+            if not all(type(n) is int for n in host_lengths):
+                return _from_symbols(host_lengths, device, dtype)
+        if min(host_lengths, default=0) < 0:
+            raise errors.bad_shape(
+                op,
+                f"lengths {errors._lengths_text(host_lengths)}",
+                "lengths of 0 or more",
+                "Check how they were counted.",
+            )
         starts = [0, *accumulate(host_lengths)]
         offsets = torch.tensor(starts, dtype=dtype, device=device)
-        return Structure.find(offsets, host_lengths=host_lengths)
+        structure = Structure.find(offsets, host_lengths=host_lengths)
+        structure._total = starts[-1]
+        return structure
 
     def _versions(self) -> tuple[int, int]:
         if self.is_traced:
@@ -144,8 +170,6 @@ class Structure:
         self._host = host
         self._max = max(host, default=0)
         self._min = min(host, default=0)
-        if self.lengths is None:
-            self._total = sum(host)
 
     # what it is
 
@@ -273,8 +297,19 @@ class Structure:
             self._read_bounds()
         return self._min
 
-    def set_bounds(self, min_seqlen: Any = None, max_seqlen: Any = None) -> None:
-        """Replaces what is known of the bounds; None leaves one as it is."""
+    def set_bounds(
+        self, min_seqlen: Any = None, max_seqlen: Any = None, op: str = "set_bounds"
+    ) -> None:
+        """Replaces what is known of the bounds; None leaves one as it is.
+
+        Raises:
+            TypeError: a bound that is no integer; ValueError: on CPU, one that is no bound.
+        """
+        min_seqlen = None if min_seqlen is None else integer(op, "min_seqlen", min_seqlen)
+        max_seqlen = None if max_seqlen is None else integer(op, "max_seqlen", max_seqlen)
+        self._refresh()
+        if not self.is_traced and self.offsets.device.type == "cpu":
+            validation.check_bounds(self, min_seqlen, max_seqlen, op)
         self._extent = None
         if max_seqlen is not None:
             self._max = max_seqlen
