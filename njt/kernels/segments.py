@@ -54,6 +54,28 @@ def _summable(values: Tensor, dtype: torch.dtype | None) -> Tensor:
     return _converted(values, dtype)
 
 
+def _check_floating(op: str, values: Tensor) -> None:
+    """Numbers that are no integers would be cut to the dtype of the values."""
+    if not (values.is_floating_point() or values.is_complex()):
+        raise RuntimeError(
+            f"{op}(): got values of {values.dtype}; expected a floating or complex dtype. Convert them: x.float()."
+        )
+
+
+def _check_real_floating(op: str, values: Tensor) -> None:
+    if not values.is_floating_point():
+        raise NotImplementedError(
+            f"{op}(): got values of {values.dtype}; expected a floating dtype. Pass dtype=."
+        )
+
+
+def _check_ordered(op: str, values: Tensor) -> None:
+    if values.is_complex():
+        raise NotImplementedError(
+            f"{op}(): got values of {values.dtype}; expected a real dtype, for only those have an order. Pass x.abs()."
+        )
+
+
 # ---- sums -----------------------------------------------------------------------------------------------------------
 def sum(
     values: Tensor, offsets: Tensor, *, dtype: torch.dtype | None = None, **where: Unpack[Where]
@@ -72,10 +94,7 @@ def mean(
 ) -> Tensor:
     """Mean of each segment; nan for an empty one."""
     values = _converted(values, dtype)
-    if not (values.is_floating_point() or values.is_complex()):
-        raise RuntimeError(
-            f"mean(): got values of {values.dtype}; expected a floating or complex dtype. Pass dtype=."
-        )
+    _check_floating("mean", values)
     return place_of(values, offsets, **where).reduce(values, "mean")
 
 
@@ -93,6 +112,7 @@ def nanmean(
 ) -> Tensor:
     """Mean of what is not nan in each segment; nan where there is nothing."""
     values = _converted(values, dtype)
+    _check_floating("nanmean", values)
     place = place_of(values, offsets, **where)
     missing = values.isnan()
     total = place.reduce(torch.where(missing, 0, values).to(wide(values.dtype)), "sum")
@@ -117,16 +137,19 @@ def amax(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
 
     Ties share the gradient evenly.
     """
+    _check_ordered("amax", values)
     return place_of(values, offsets, **where).reduce(values, "amax")
 
 
 def amin(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """Least entry of each segment, nan if there is one; the highest value of the dtype for an empty segment."""
+    _check_ordered("amin", values)
     return place_of(values, offsets, **where).reduce(values, "amin")
 
 
 def _first_extreme(values: Tensor, place: Place, name: str) -> Tensor:
     """(B, *pre, *post) int64: index of the first extreme, or of the first nan; -1 in an empty segment."""
+    _check_ordered(name.replace("a", "arg", 1), values)
     values = values.detach()
     if values.dtype == torch.bool:
         values = values.to(torch.uint8)
@@ -190,21 +213,38 @@ def all(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
 # ---- logsumexp, moments, norms --------------------------------------------------------------------------------------
 def logsumexp(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Tensor:
     """log of the sum of exp of each segment; -inf for an empty one."""
+    if values.is_complex():
+        return _complex_logsumexp(values, place_of(values, offsets, **where))
     if not values.is_floating_point():
         values = values.to(torch.get_default_dtype())
     return place_of(values, offsets, **where).reduce(values, "logsumexp")
 
 
+def _complex_logsumexp(values: Tensor, place: Place) -> Tensor:
+    """From what has an order and what adds up: the greatest real part is taken out before exp."""
+    place = place.with_ids(values)
+    top = place.reduce(values.detach().real, "amax")
+    top = torch.where(top.isfinite(), top, 0)
+    x = place.without_gaps(values)
+    return place.reduce((x - place.broadcast(top, x.real)).exp(), "sum").log() + top
+
+
 def var(values: Tensor, offsets: Tensor, correction: float = 1, **where: Unpack[Where]) -> Tensor:
     """Variance of each segment, in two passes; nan where a segment has no more rows than `correction`."""
+    _check_floating("var", values)
     place = place_of(values, offsets, **where)
-    return _moment(values, correction, place).to(values.dtype.to_real())
+    return _moment(values, correction, place).to(_real_dtype(values))
 
 
 def std(values: Tensor, offsets: Tensor, correction: float = 1, **where: Unpack[Where]) -> Tensor:
     """Square root of `var`; its gradient is 0 where it is 0."""
+    _check_floating("std", values)
     place = place_of(values, offsets, **where)
-    return _root(_moment(values, correction, place)).to(values.dtype.to_real())
+    return _root(_moment(values, correction, place)).to(_real_dtype(values))
+
+
+def _real_dtype(values: Tensor) -> torch.dtype:
+    return values.real.dtype if values.is_complex() else values.dtype
 
 
 def _root(square: Tensor) -> Tensor:
@@ -232,9 +272,10 @@ def vector_norm(
 ) -> Tensor:
     """The `ord`-norm of each segment: any number, inf and -inf; 0 for an empty segment (inf if `ord` is negative)."""
     values = _converted(values, dtype)
+    _check_floating("vector_norm", values)
     place = place_of(values, offsets, **where).with_ids(values)
     x = place.without_gaps(values.to(wide(values.dtype)))
-    out_dtype = values.real.dtype if values.is_complex() else values.dtype
+    out_dtype = _real_dtype(values)
     if ord == 0:
         return place.reduce((x != 0).to(out_dtype), "sum")
     size = x.abs()
@@ -281,6 +322,7 @@ def softmax(
 ) -> Tensor:
     """Softmax inside each segment. Half types compute in fp32 and round once."""
     values = _converted(values, dtype)
+    _check_real_floating("softmax", values)
     return place_of(values, offsets, **where).softmax(values, log=False)
 
 
@@ -289,6 +331,7 @@ def log_softmax(
 ) -> Tensor:
     """log of softmax inside each segment."""
     values = _converted(values, dtype)
+    _check_real_floating("log_softmax", values)
     return place_of(values, offsets, **where).softmax(values, log=True)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from njt.kernels import segments_ops as ops
 from njt.kernels.segments_index import known_gapless, positions, segment_lengths
-from njt.kernels.segments_place import Place, Where, at_index, place_of, take_rows
+from njt.kernels.segments_place import Place, Where, at_index, number, place_of, take_rows
 
 __all__ = [
     "argsort",
@@ -66,7 +66,7 @@ def topk(
         rank = torch.full_like(segment_lengths(offsets, place.lengths), i)
         index = _at_rank(order, rank, place)
         indices.append(index)
-        picked.append(torch.where(index >= 0, at_index(values, index, place, 0), 0))
+        picked.append(torch.where(index >= 0, at_index(values, index, place, 0), number(0, values)))
     return torch.stack(picked, 1), torch.stack(indices, 1)
 
 
@@ -87,7 +87,7 @@ def kthvalue(
     place = place_of(values, offsets, **where).with_ids(values)
     order = ops.sort_indices(values.detach(), *place.args, False)
     index = _at_rank(order, torch.full_like(segment_lengths(offsets, place.lengths), k - 1), place)
-    return torch.where(index >= 0, at_index(values, index, place, 0), 0), index
+    return torch.where(index >= 0, at_index(values, index, place, 0), number(0, values)), index
 
 
 def _middle(values: Tensor, place: Place, skip_nan: bool) -> tuple[Tensor, Tensor]:
@@ -141,6 +141,10 @@ def mode(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> tuple[Tenso
 
 def quantile(values: Tensor, offsets: Tensor, q: float, **where: Unpack[Where]) -> Tensor:
     """The q-quantile of each segment, linear between the two nearest entries; nan if there is one, or nothing."""
+    if not values.is_floating_point():
+        raise RuntimeError(
+            f"quantile(): got values of {values.dtype}; expected a floating dtype. Convert them: x.float()."
+        )
     place = place_of(values, offsets, **where).with_ids(values)
     ordered, _ = _sorted(values, place)
     sizes = segment_lengths(offsets, place.lengths).view(-1, *[1] * (values.dim() - 1))
@@ -158,7 +162,9 @@ def _moved(values: Tensor, source: Tensor, place: Place) -> Tensor:
     rows = values.index_select(place.dim, source)
     if known_gapless(place.offsets, place.lengths, values.shape[place.dim]):
         return rows
-    return torch.where(ops.row_mask(values, place.offsets, place.known_ids, place.dim), rows, 0)
+    return torch.where(
+        ops.row_mask(values, place.offsets, place.known_ids, place.dim), rows, number(0, rows)
+    )
 
 
 def _spots(values: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:

@@ -80,6 +80,11 @@ def place_of(values: Tensor, offsets: Tensor, **where: Unpack[Where]) -> Place:
     )
 
 
+def number(n: float, x: Tensor) -> float:
+    """`n` for torch.where beside `x`: among bools it must be one, or int64 comes out."""
+    return bool(n) if x.dtype == torch.bool else n
+
+
 def take_rows(values: Tensor, index: Tensor, place: Place) -> Tensor:
     """values at `index` (an index in its own segment for each entry, shaped like values); 0 in gaps.
 
@@ -96,7 +101,8 @@ def take_rows(values: Tensor, index: Tensor, place: Place) -> Tensor:
     taken = values.gather(place.dim, (index + place.along(starts, values)).clamp(0, total - 1))
     if known_gapless(place.offsets, place.lengths, total):
         return taken
-    return torch.where(ops.row_mask(values, place.offsets, place.known_ids, place.dim), taken, 0)
+    used = ops.row_mask(values, place.offsets, place.known_ids, place.dim)
+    return torch.where(used, taken, number(0, taken))
 
 
 def at_index(values: Tensor, index: Tensor, place: Place, empty: float) -> Tensor:
@@ -110,4 +116,4 @@ def at_index(values: Tensor, index: Tensor, place: Place, empty: float) -> Tenso
     sizes = segment_lengths(place.offsets, place.lengths).view(column)
     rows = (index.clamp(min=0) + place.offsets[:-1].view(column)).clamp(max=total - 1)
     taken = values.movedim(place.dim, 0).gather(0, rows)
-    return torch.where(sizes > 0, taken, empty)
+    return torch.where(sizes > 0, taken, number(empty, taken))

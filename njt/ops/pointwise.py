@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from njt import dims
+from njt import dims, errors
 from njt._compat import OpOverload
 from njt.registry import declare, declare_named, declare_tag, implements, overloads
 from njt.rules.pointwise import Pointwise, PointwiseAbove
@@ -21,7 +21,6 @@ UNTAGGED = [
     "_conj_physical",
     "_neg_view",
     "abs_",
-    "bucketize",
     "complex",
     "copysign_",
     "elu_backward",
@@ -72,6 +71,18 @@ for _name in UNTAGGED:
     for _overload in overloads(_name):
         if torch.Tag.pointwise not in _overload.tags:
             declare(_overload, Pointwise())
+
+
+@implements(torch.ops.aten.bucketize.Tensor)
+def _bucketize(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NestedTensor:
+    # the boundaries are one list for all elements; of values in another order torch makes a copy, and warns
+    x, boundaries = args[:2]
+    if isinstance(boundaries, NestedTensor):
+        raise errors.bad_type(
+            "bucketize", f"boundaries {errors.describe(boundaries)}", "a dense vector", "Pass one."
+        )
+    return x.with_values(func(x._values.contiguous(), *args[1:], **kwargs))
+
 
 # torch's derivatives of these make dense zeros of the operand's sizes, or know no complex nested views
 for _function in (torch.complex, torch.copysign, torch.nextafter, torch.polar, torch.sgn):

@@ -33,6 +33,11 @@ UNARY = [
     Case("log", torch.log, positive=True),
     Case("sgn", torch.sgn),
     Case("gelu", F.gelu),
+    Case(
+        "bucketize",
+        lambda x: torch.bucketize(x.detach(), torch.tensor([-1.0, 0.0, 1.0])),
+        options={"grad": False},
+    ),
     Case("hardtanh", F.hardtanh),
     Case("softplus", F.softplus),
     Case("elu", F.elu),

@@ -70,6 +70,7 @@ RAGGED_DIM = [
     Case("all kept", over(torch.all, "r", keepdim=True), dtype=torch.bool),
     Case("logsumexp", over(torch.logsumexp, "r"), options=TWICE),
     Case("logsumexp kept", over(torch.logsumexp, "r", keepdim=True)),
+    Case("logsumexp complex", over(torch.logsumexp, "r"), dtype=torch.complex128, without=EMPTY),
     Case("argmax", over(torch.argmax, "r"), options=EXACT),
     Case("argmin kept", over(torch.argmin, "r", keepdim=True), options=EXACT),
     Case("count_nonzero", over(torch.count_nonzero, "r"), dtype=torch.int64),
@@ -85,6 +86,7 @@ RAGGED_DIM = [
     Case("median", over(torch.median, "r"), options=EXACT),
     Case("nanmedian kept", over(torch.nanmedian, "r", keepdim=True), options=EXACT),
     Case("mode", over(torch.mode, "r"), dtype=torch.int64, options=EXACT),
+    Case("mode bool", over(torch.mode, "r"), dtype=torch.bool, options=EXACT),
     Case("kthvalue", over(torch.kthvalue, "r", k=1), options=EXACT),
     Case("aminmax", over(torch.aminmax, "r"), options=EXACT),
     Case("norm", over(torch.norm, "r"), without=EMPTY),
@@ -425,3 +427,30 @@ def test_new_lengths_are_no_new_graph() -> None:
         x = njt.nested_tensor([torch.randn(n, 4) for n in lengths])
         torch.testing.assert_close(g(x), f(x))
     assert len(graphs) <= 2
+
+
+UNFIT = {
+    "var int": (over(torch.var, "r"), torch.int64),
+    "std bool": (over(torch.std, "r"), torch.bool),
+    "norm int": (over(torch.norm, "r"), torch.int32),
+    "vector_norm int": (over(torch.linalg.vector_norm, "r"), torch.int64),
+    "mean int": (over(torch.mean, "r"), torch.int64),
+    "nanmean int": (over(torch.nanmean, "r"), torch.int64),
+    "softmax int": (over(torch.softmax, "r"), torch.int64),
+    "log_softmax complex": (over(torch.log_softmax, "r"), torch.complex64),
+    "amax complex": (over(torch.amax, "r"), torch.complex64),
+    "amin complex": (over(torch.amin, "r"), torch.complex64),
+    "aminmax complex": (over(torch.aminmax, "r"), torch.complex64),
+    "max complex": (over(torch.max, "r"), torch.complex64),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_dtypes_that_dense_refuses(name: str) -> None:
+    """What would be cut to an integer, or has no order, is refused with the class of dense."""
+    f, dtype = UNFIT[name]
+    x = sample(BY_NAME["usual"], dtype=dtype)
+    with pytest.raises(Exception) as dense:
+        f(components(x)[0].unsqueeze(0))
+    with pytest.raises(type(dense.value), match=f"got values of {dtype}"):
+        f(x)
