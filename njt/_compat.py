@@ -31,13 +31,22 @@ from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import mb_unwrap_functional_tensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.utils import _pytree
 from torch.utils import checkpoint as _checkpoint
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     is_in_torch_dispatch_mode,
     return_and_correct_aliasing,
 )
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 try:  # ragged sizes; base class: Dynamo takes a nested tensor only if it is an instance of torch's own class
     from torch.nested._internal import nested_tensor as _torch_nested
@@ -56,7 +65,7 @@ except ImportError:  # pragma: no cover
     maybe_enable_thunkify = contextlib.nullcontext  # type: ignore[assignment,misc]
 
 try:  # see `trace_attribute`
-    from torch._dynamo.source import TensorProperty, TensorPropertySource
+    from torch._dynamo.source import ConstantSource, TensorProperty, TensorPropertySource
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.tensor import TensorVariable
 except ImportError:  # pragma: no cover
@@ -91,6 +100,9 @@ COMPOSITE_KEYS = (
 
 # wraps calls on wrappers that must not come back to `__torch_function__`
 no_torch_function = torch._C.DisableTorchFunctionSubclass
+
+# containers of tensors: their leaves, and the way back
+tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
 
 # what F.pad calls: Dynamo looks through F.pad, so a handler for it has to answer here too
 pad_function = torch._C._nn.pad
@@ -174,8 +186,34 @@ def ragged_size_of(source: Tensor) -> torch.SymInt:
     return size
 
 
+class _RaggedNode(NestedIntNode):
+    """A ragged size that says so where a number is wanted."""
+
+    def int_(self) -> int:
+        """What `int(size)` comes to."""
+        raise _no_number("int", str(self))
+
+    def mul(self, other: Any) -> Any:
+        """What `size * n` comes to, a stride."""
+        if not other.is_constant():  # a symbol of torch.export, which knows no ragged sizes
+            raise _no_number("mul", str(self))
+        return _RaggedNode(self.t_id, self.coeff * other.constant_int())
+
+    @property
+    def expr(self) -> sympy.Symbol:
+        """Its name in the books of make_fx."""
+        return sympy.Symbol(str(self), integer=True, positive=True)
+
+
+def _no_number(op: str, size: str) -> RuntimeError:
+    return RuntimeError(
+        f"{op}(): got {size}, the size of a nested tensor's ragged dim. Expected a size that is a number. Use "
+        f"x.max_seqlen or x.seqlens; for torch.export call njt.export(module, args)."
+    )
+
+
 def _new_ragged_size() -> torch.SymInt:
-    size = torch.SymInt(NestedIntNode(_torch_nested._tensor_id_counter, 1))
+    size = torch.SymInt(_RaggedNode(_torch_nested._tensor_id_counter, 1))
     _torch_nested._tensor_id_counter += 1
     return size
 
@@ -189,7 +227,7 @@ def _sizes_without_symbols() -> None:
     @wraps(create)
     def size_in_mode(mode: Any, *, nt_tensor_id: int | None = None) -> Any:
         if mode.shape_env is None and nt_tensor_id is not None:
-            return torch.SymInt(NestedIntNode(nt_tensor_id, 1))
+            return torch.SymInt(_RaggedNode(nt_tensor_id, 1))
         return create(mode, nt_tensor_id=nt_tensor_id)
 
     FakeTensorMode.create_symbolic_nested_int = size_in_mode  # type: ignore[method-assign, assignment]
@@ -497,9 +535,89 @@ def _mark_cacheable(name: str) -> None:
         inductor_config.unsafe_marked_cacheable_functions = {**known, name: code_digest()}
 
 
-def flat_graph(f: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.GraphModule:
-    """The operators on plain tensors that `f` comes down to, sizes as symbols."""
-    return make_fx(f, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*args)
+class _Noting(FakeTensorMode):
+    """Notes which questions about sizes a program asked itself, and which its operators did."""
+
+    def __init__(self) -> None:
+        env = ShapeEnv(duck_shape=False)
+        super().__init__(shape_env=env, allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.env = env
+        self.by_operators: list[Any] = []
+
+    def __torch_dispatch__(self, *args: Any, **kwargs: Any) -> Any:
+        before = len(self.env.guards)
+        try:
+            return super().__torch_dispatch__(*args, **kwargs)
+        finally:
+            self.by_operators += self.env.guards[before:]
+
+
+def flat_graph(
+    f: Callable[..., Any], leaves: list[Any], open_dims: list[set[int]]
+) -> torch.fx.Graph:
+    """The operators on plain tensors that `f(*leaves)` comes down to, and checks of what `f` found out about sizes.
+
+    Args:
+        open_dims: of each leaf, the dims whose sizes become symbols, every one its own.
+    """
+    mode = _Noting()
+    kept = []  # make_fx finds this mode, and the mode what it made of a tensor before, as long as that lives
+    for i, (x, dims) in enumerate(zip(leaves, open_dims, strict=True)):
+        if isinstance(x, Tensor):
+            kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(x.dim())]
+            context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+            source = ConstantSource(f"input{i}")
+            kept.append(mode.from_tensor(x, source=source, symbolic_context=context))
+
+    def inside(*inputs: Any) -> Any:
+        return traced(f, inputs, {})
+
+    with mode:
+        graph = make_fx(inside, tracing_mode="symbolic")(*leaves).graph
+    # who traces the graph again has its operators ask once more
+    _check_sizes(graph, [g.expr for g in mode.env.guards if g not in mode.by_operators])
+    return graph
+
+
+def _check_sizes(graph: torch.fx.Graph, conditions: list[sympy.Basic]) -> None:
+    """Puts checks of `conditions` before the first operator."""
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    with graph.inserting_before(inputs[-1].next if inputs else None):
+        sizes: dict[Any, Any] = {}
+        for node in inputs:
+            x = node.meta.get("val")
+            for d, n in enumerate(x.shape if isinstance(x, Tensor) else ()):
+                if isinstance(n, torch.SymInt):
+                    size = graph.call_function(torch.ops.aten.sym_size.int, (node, d))
+                    sizes[n.node._expr] = torch.fx.Proxy(size, tracer)
+        for condition in conditions:
+            if condition.free_symbols <= sizes.keys():
+                holds = sympy_interp(PythonReferenceAnalysis, sizes, condition)
+                graph.call_function(torch._check, (holds.node,))
+
+
+def module_of_graph(
+    graph: torch.fx.Graph,
+    module: torch.nn.Module,
+    names: list[str],
+    arguments: list[str],
+    specs: tuple[Any, Any],
+) -> torch.fx.GraphModule:
+    """A module that runs `graph` on arguments and parameters as `module` has them.
+
+    Args:
+        names: parameters and buffers that the first inputs of the graph are.
+        arguments: names of the arguments.
+        specs: of the arguments, whose leaves are the other inputs, and of the result.
+    """
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    for node, name in zip(inputs, names):
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.create_node("get_attr", name))
+        graph.erase_node(node)
+    graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(arguments, *specs)))
+    return torch.fx.GraphModule(module, graph)
 
 
 def compiler_at_work() -> bool:

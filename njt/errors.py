@@ -94,6 +94,16 @@ def unsupported(op: str, came: str, expected: str, advice: str) -> NotImplemente
     return NotImplementedError(f"{op}(): got {came}. Expected {expected}. {advice}")
 
 
+def for_njt_export() -> NotImplementedError:
+    """A nested tensor as an input of torch's own export, or inside."""
+    return unsupported(
+        "torch.export.export",
+        "a nested tensor",
+        "plain tensors",
+        "Call njt.export(module, args), which writes nested tensors as their values and offsets.",
+    )
+
+
 def bad_shape(op: str, came: str, expected: str, advice: str) -> RuntimeError:
     """A shape mistake, dense torch's RuntimeError."""
     return RuntimeError(f"{op}(): got {came}. Expected {expected}. {advice}")

@@ -24,6 +24,7 @@ SOURCE = (ROOT / "njt/_compat.py").read_text()
 
 _IMPORT = "njt can't be imported"
 _COMPILE = "torch.compile, export and make_fx of nested tensors"
+_EXPORT = "njt can't be imported, for the sake of njt.export"
 PARTS = {
     "torch.Tensor._make_wrapper_subclass": "nested tensors can't be made",
     "torch.Tensor._version": "writes to offsets are not noticed: bounds and caches go stale",
@@ -87,6 +88,12 @@ PARTS = {
     f"torch._dynamo.variables.builder.{_compat.DYNAMIC_DIMS}": "every batch is compiled anew",
     "torch._functorch._aot_autograd.runtime_wrappers": _IMPORT,
     "torch._dynamo.guards._dynamo_unbacked_indices": "batches of 0 or 1 components are compiled anew",
+    "torch._dynamo.source.ConstantSource": _EXPORT,
+    "torch.fx.graph._PyTreeCodeGen": _EXPORT,
+    "torch.fx.graph._PyTreeInfo": _EXPORT,
+    "torch.utils._pytree": _EXPORT,
+    "torch.utils._sympy.interp.sympy_interp": _EXPORT,
+    "torch.utils._sympy.reference.PythonReferenceAnalysis": _EXPORT,
     "torch._dynamo.source.TensorProperty": "questions about open sizes in a graph",
     "torch._dynamo.source.TensorPropertySource": "questions about open sizes in a graph",
     "torch._C._AutoDispatchBelowAutograd": "torch.func and forward mode over nested tensors",

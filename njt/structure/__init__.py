@@ -66,6 +66,8 @@ class Structure:
         self.lengths = lengths
         self.batch_size = offsets.shape[0] - 1
         self.is_traced = _compat.is_fake(offsets)
+        if self.is_traced and torch.compiler.is_exporting():
+            raise errors.for_njt_export()
         self._min: Any = None
         self._max: Any = None
         self._total: int | None = None  # rows that the offsets cover, once read
