@@ -107,6 +107,9 @@ tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
 # what F.pad calls: Dynamo looks through F.pad, so a handler for it has to answer here too
 pad_function = torch._C._nn.pad
 
+# what torch.jit.trace records, or None; operators below it do not see it
+jit_tracing = torch._C._get_tracing_state
+
 # whether a dispatch mode is active, which wants to see operators
 in_dispatch_mode = is_in_torch_dispatch_mode
 

@@ -25,6 +25,18 @@ class Undeclared(NotImplementedError):
         )
 
 
+class SizesAsNumbers(Undeclared):
+    """C++ code asked for sizes or strides, of which one is no number."""
+
+    def __init__(self, func: Any) -> None:
+        super().__init__(func)
+        name = func.name().removeprefix("aten::")
+        self.args = (
+            f"{name}(): got a nested tensor where sizes have to be numbers, as in TorchScript. Expected "
+            f"a dense tensor. Call the function without torch.jit.script, or with torch.compile.",
+        )
+
+
 def _lengths_text(lengths: Sequence[int]) -> str:
     shown = ", ".join(str(n) for n in lengths[:12])
     return f"[{shown}{', ...' if len(lengths) > 12 else ''}]"
@@ -101,6 +113,16 @@ def for_njt_export() -> NotImplementedError:
         "a nested tensor",
         "plain tensors",
         "Call njt.export(module, args), which writes nested tensors as their values and offsets.",
+    )
+
+
+def no_jit_trace() -> NotImplementedError:
+    """A nested tensor in a trace of TorchScript, which would hold its lengths as constants."""
+    return unsupported(
+        "torch.jit.trace",
+        "a nested tensor",
+        "plain tensors",
+        "Call njt.export(module, args), or torch.compile.",
     )
 
 

@@ -20,6 +20,7 @@ _FUNCTIONS = registry.FUNCTIONS
 _RESOLVED = registry._RESOLVED
 _disable_function = _compat.no_torch_function
 _transforming = _compat.transforming
+_jit_tracing = _compat.jit_tracing
 
 
 # ragged dim, requires_grad and the names of the inner tensors: no data, or every batch is compiled anew
@@ -225,6 +226,8 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
     ) -> Any:
         if _transforming():
             return _hooks["transformed"](func, args, kwargs or {})
+        if _jit_tracing() is not None:
+            raise errors.no_jit_trace()
         handler = _FUNCTIONS.get(func)
         if handler is not None:
             if _compat.fake_mode_active():

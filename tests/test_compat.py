@@ -54,6 +54,7 @@ PARTS = {
     "torch._C._dispatch_has_kernel": "operators that torch decomposes",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "operators that torch decomposes",
     "torch._C._dispatch_tls_is_dispatch_key_excluded": "nothing but speed of small calls",
+    "torch._C._get_tracing_state": _IMPORT,
     "torch._C._is_torch_function_all_disabled": "nested parameters in a compiled function",
     "torch._C._len_torch_dispatch_stack": "nothing but speed of small calls",
     "torch._C._len_torch_function_stack": "nothing but speed of small calls",

@@ -111,7 +111,7 @@ _NO_NUMBER = -1  # a ragged size, and a stride made of it
 def _in_a_warning(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     """Sizes and strides as numbers, for one text: torch takes no nested gradient to lie in memory as its leaf does."""
     if not _compat.adding_up_a_gradient():
-        raise errors.Undeclared(func)
+        raise errors.SizesAsNumbers(func)
     # it would slow down no optimizer of nested tensors, which only see values
     warnings.filterwarnings(
         "ignore", rf"grad and param do not obey[^\[]*\[[^\]]*{_NO_NUMBER}", UserWarning

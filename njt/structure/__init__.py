@@ -68,6 +68,8 @@ class Structure:
         self.is_traced = _compat.is_fake(offsets)
         if self.is_traced and torch.compiler.is_exporting():
             raise errors.for_njt_export()
+        if _compat.jit_tracing() is not None:
+            raise errors.no_jit_trace()
         self._min: Any = None
         self._max: Any = None
         self._total: int | None = None  # rows that the offsets cover, once read
