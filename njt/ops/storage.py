@@ -26,7 +26,7 @@ def numel(input: Any) -> Any:
 def _of_values(method: Callable[..., Any]) -> Callable[..., Any]:
     def ask(x: Any, *args: Any, **options: Any) -> Any:
         # a compiler that describes its inputs wants the wrapper's own answer, beside those of its parts
-        if _compat.compiler_at_work() or _compat.asked_by_describer():
+        if x._structure.is_traced or _compat.compiler_at_work() or _compat.asked_by_describer():
             with _compat.no_torch_function():
                 return method(x, *args, **options)
         return method(x._values.detach(), *args, **options)

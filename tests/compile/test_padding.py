@@ -42,7 +42,10 @@ def test_no_rectangle(shape, d) -> None:
     assert "torch.ops.njt." not in code
     buffers = re.findall(r"empty_strided_cpu\(\((.*?)\)", code)
     assert max(b.count(",") for b in buffers) <= len(shape) - (len(shape) == 2) + 1
-    assert len(buffers) == 2  # the segment of each row, and the result
+    # the segment of each row, and the result; torch 2.11 copies one whose ragged dim is not the first
+    assert len(buffers) == 2 + (
+        d > 0 and torch.torch_version.TorchVersion(torch.__version__) < "2.12"
+    )
 
 
 def test_no_rectangle_backward() -> None:

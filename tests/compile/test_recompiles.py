@@ -130,8 +130,8 @@ ASKED: dict[str, Callable[[Any], bool]] = {
 @pytest.mark.parametrize("name", ASKED)
 def test_a_program_that_asks_for_sizes(name: str, order: str) -> None:
     """Each answer has a graph of its own, and batches that get another one don't run it."""
-    asked = ASKED[name]
-    check_stream(lambda x: x * 2 if asked(x) else x * 3, one, batches=EIGHT[order], most=4)
+    asked, most = ASKED[name], 4 if _compat.UNKNOWN_DIMS else MOST
+    check_stream(lambda x: x * 2 if asked(x) else x * 3, one, batches=EIGHT[order], most=most)
 
 
 def test_no_mark_stays() -> None:
