@@ -8,7 +8,14 @@ import torch
 
 from njt import dims, errors
 from njt._compat import OpOverload
-from njt.registry import declare, declare_named, declare_tag, implements, overloads
+from njt.registry import (
+    declare,
+    declare_function,
+    declare_named,
+    declare_tag,
+    implements,
+    overloads,
+)
 from njt.rules.pointwise import Pointwise, PointwiseAbove
 from njt.rules.reduction import in_place
 from njt.tensor import NestedTensor
@@ -85,8 +92,9 @@ def _bucketize(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 # torch's derivatives of these make dense zeros of the operand's sizes, or know no complex nested views
-for _function in (torch.complex, torch.copysign, torch.nextafter, torch.polar, torch.sgn):
+for _function in (torch.complex, torch.copysign, torch.nextafter, torch.sgn):
     declare_named(_function.__name__, PointwiseAbove(_function), aten=())
+declare_function(PointwiseAbove(torch.polar), torch.polar)  # torch.linalg.polar decomposes a matrix
 for _function in (torch.copysign, torch.nextafter, torch.sgn):
     _name = _function.__name__ + "_"
     declare_named(_name, in_place(_name, PointwiseAbove(_function)), aten=())
