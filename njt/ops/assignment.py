@@ -20,6 +20,7 @@ from njt.ops.pieces import (
     counted_from_front,
     every,
     pairs,
+    row_numbers,
     row_of_each,
     rows_between,
     rows_of_components,
@@ -51,8 +52,11 @@ def setitem(x: Any, index: Any, value: Any) -> None:
     ragged = rest[at]
     # whatever can be had as a view first
     y = by_features(x, [_ALL if is_list(a) or k == at else a for k, a in enumerate(rest)], at)
-    lists = [a for k, a in enumerate(rest) if k == at or not (a is None or isinstance(a, int))]
-    lists = [a if is_list(a) or a is ragged else _ALL for a in lists]
+    lists = [
+        a if is_list(a) or k == at else _ALL
+        for k, a in enumerate(rest)
+        if k == at or not isinstance(a, int)
+    ]
     at = y._ragged_dim - 1
     if not is_list(first):
         y, first = components_between(y, first), _ALL
@@ -89,13 +93,15 @@ def _put(
         rows, ids = _rows_of(y, ragged, None)
         # a list of features then meets every row
         rows = rows.view(-1, *[1] * max((o.dim() for o in others if o is not None), default=0))
-    else:
-        ragged = ragged.to(rows_first.device) if isinstance(ragged, Tensor) else ragged
+    elif isinstance(ragged, int):
         rows = row_of_each(y, ragged)
         if isinstance(first, Tensor):
             rows = rows[as_numbers(first, structure)]
-        if any(o is not None for o in others):
-            rows = rows.unsqueeze(-1)
+        # a list of features then meets this row of every component
+        rows = rows.view(-1, *[1] * max((o.dim() for o in others if o is not None), default=0))
+    else:
+        rows, others = _read_together(y, ragged, others)
+        value = _rows_in_front(y, value, rows, others, rows_first)
     if ids is not None and is_list(first):
         others = [o if o is None or o.numel() == 1 else o[ids] for o in others]
     packed_value = _in_line(y, value, rows, ids, rows_first)
@@ -104,6 +110,33 @@ def _put(
         spot.pop()
     write = torch.ops.aten.index_put_ if in_place else torch.ops.aten.index_put
     return write(rows_first, spot, packed_value, accumulate)
+
+
+def _read_together(y: NestedTensor, ragged: Tensor, others: list[Any]) -> tuple[Tensor, list[Any]]:
+    """Rows and features by lists that are read together, as dense torch reads them."""
+    lists = [k for k, o in enumerate(others) if o is not None]
+    if not lists:
+        return row_of_each(y, row_numbers(y, ragged)), others
+    if y._ragged_dim > 1 or lists != [*range(len(lists))]:
+        raise errors.unsupported(
+            "setitem", "lists in dims apart from each other", "lists in neighbouring dims",
+            "Assign one after the other.",
+        )  # fmt: skip
+    numbers = [o.nonzero().squeeze(1) if o.dtype is torch.bool else o for o in others[: len(lists)]]
+    first, *others = torch.broadcast_tensors(row_numbers(y, ragged), *numbers)
+    return row_of_each(y, first), others
+
+
+def _rows_in_front(
+    y: NestedTensor, value: Any, rows: Tensor, others: list[Any], rows_first: Tensor
+) -> Any:
+    """A dense value for a list of rows, which stands where the ragged dim was, with that list in front."""
+    at, count = y._ragged_dim - 1, rows.dim() - 1
+    if not isinstance(value, Tensor) or value.is_nested or at == 0 or value.dim() == 0:
+        return value
+    sizes = rows_first.shape[1:]
+    full = value.expand(rows.shape[0], *sizes[:at], *rows.shape[1:], *sizes[at:])
+    return full.movedim([*range(1 + at, 1 + at + count)], [*range(1, 1 + count)])
 
 
 def _rows_of(y: NestedTensor, cut: slice, which: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -153,6 +186,8 @@ def _in_line(
             or host.max_seqlen != value.shape[d + 1]
         ):
             raise errors.not_broadcastable("setitem", y, value, "its rows don't match")
+        if value.shape[d + 1] == 0:
+            return value.new_zeros(())  # no row to write to
         count = int(rows.shape[0]) // value.shape[d + 1]
         return value.movedim(d + 1, 1).expand(count, *[-1] * (y.dim() - 1)).flatten(0, 1)
     value = value.squeeze(d + 1)

@@ -19,6 +19,7 @@ from njt.ops.pieces import (
     components_at,
     components_between,
     pairs,
+    row_numbers,
     row_of_each,
     rows_between,
 )
@@ -64,6 +65,11 @@ def items_of(x: NestedTensor, index: Any) -> list[Any]:
         a.long() if isinstance(a, Tensor) and a.numel() == 0 and a.is_floating_point() else a
         for a in items
     ]
+    if any(isinstance(a, bool) or (isinstance(a, Tensor) and a.dim() == 0) for a in items):
+        raise errors.unsupported(
+            "getitem", "a single truth value in an index", "numbers, slices, lists and masks",
+            "Add the dim by None: x[:, None].",
+        )  # fmt: skip
     used = sum(a is not None and a is not Ellipsis for a in items)
     if used > x.dim():
         raise IndexError(f"too many indices for tensor of dimension {x.dim()}")
@@ -75,13 +81,10 @@ def items_of(x: NestedTensor, index: Any) -> list[Any]:
 
 
 def _number(item: Any) -> Any:
-    if (
-        isinstance(item, Tensor)
-        and item.dim() == 0
-        and not item.is_nested
-        and item.dtype is not torch.bool
-    ):
-        return int(item)
+    if isinstance(item, Tensor) and item.dim() == 0 and not item.is_nested:
+        if item.is_floating_point() or item.is_complex():
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+        return item if item.dtype is torch.bool else int(item)
     return item
 
 
@@ -120,8 +123,9 @@ def getitem(x: Any, index: Any) -> Tensor:
     if isinstance(ragged, int):
         return _by_rows(x, row_of_each(x, ragged), rest, at, at_front=True)
     if is_list(ragged):
-        rows = row_of_each(x, ragged.to(x.device).expand(x._structure.batch_size, -1))
-        return _by_rows(x, rows, rest, at, at_front=False)
+        if any(is_list(a) for k, a in enumerate(rest) if k != at):
+            return _by_lists(x, rest, at)
+        return _by_rows(x, row_of_each(x, row_numbers(x, ragged)), rest, at, at_front=False)
     y = rows_between(x, ragged)
     if any(isinstance(a, Tensor) or a != _ALL for a in rest[:at] + rest[at + 1 :]):
         return by_features(y, rest, at)
@@ -165,8 +169,22 @@ def _by_rows(x: NestedTensor, rows: Tensor, rest: list[Any], at: int, at_front: 
     if at_front or rows.dim() == 1:
         return picked[(*[_ALL] * rows.dim(), *others)]
     # (B, n, *) : n stands where the ragged dim was
-    moved = picked.movedim(1, d + 1)
-    return moved[(_ALL, *rest[:at], _ALL, *rest[at + 1 :])]
+    count = rows.dim() - 1
+    moved = picked.movedim([*range(1, count + 1)], [*range(d + 1, d + 1 + count)])
+    return moved[(_ALL, *rest[:at], *[_ALL] * count, *rest[at + 1 :])]
+
+
+def _by_lists(x: NestedTensor, rest: list[Any], at: int) -> Tensor:
+    """Rows and features by lists that are read together, as dense torch reads them."""
+    lists = [k for k, a in enumerate(rest) if is_list(a)]
+    if at or lists != [*range(len(lists))]:
+        raise errors.unsupported(
+            "getitem", "lists in dims apart from each other", "lists in neighbouring dims",
+            "Index one dim after the other.",
+        )  # fmt: skip
+    others = [a.nonzero().squeeze(1) if a.dtype is torch.bool else a for a in rest[1 : len(lists)]]
+    rows, *others = torch.broadcast_tensors(row_numbers(x, rest[0]), *others)
+    return packed(x)[(row_of_each(x, rows), *others, *rest[len(lists) :])]
 
 
 _handler = one_node("getitem", getitem)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from njt import bridge, errors
+from njt import _compat, bridge, errors
 from njt.rules.restructured import packed, seen
 from njt.structure import Structure
 from njt.tensor import NestedTensor
@@ -77,13 +77,7 @@ def components_at(x: NestedTensor, which: Tensor) -> NestedTensor:
     structure, d = x._structure, x._ragged_dim - 1
     which = which.to(structure.offsets.device)
     batch = structure.batch_size
-    if which.dtype is torch.bool:
-        if which.shape[0] != batch:
-            raise IndexError(
-                f"The shape of the mask [{which.shape[0]}] at index 0 does not match the shape of the "
-                f"indexed tensor [{batch}, ...] at index 0"
-            )
-        which = which.nonzero().squeeze(1)
+    which = as_numbers(which, structure)
     which = counted_from_front(which, batch, structure)
     index, found = rows_of_components(structure, which)
     return bridge.wrap(packed(x).index_select(d, index), found, x._ragged_dim, x)
@@ -167,7 +161,7 @@ def every(structure: Structure, step: int) -> tuple[Tensor, Structure]:
 
 
 def row_of_each(x: NestedTensor, i: Any) -> Tensor:
-    """The row of the values that is row `i` of each component; `i`: a number or a tensor (B, *) or (n,).
+    """The row of the values that is row `i` of each component, (B, *i.shape); `i`: a number or a tensor of them.
 
     Raises:
         IndexError: a component is too short; on CPU, or if the shortest length is known.
@@ -182,22 +176,56 @@ def row_of_each(x: NestedTensor, i: Any) -> Tensor:
                     f"index {i} is out of bounds for dimension {x._ragged_dim} with size {shortest}"
                 )
         return begins + (counts + i if i < 0 else i)
-    index = torch.where(i < 0, i + counts.unsqueeze(-1), i)
+    column = (-1, *[1] * i.dim())
+    counts, begins = counts.view(column), begins.view(column)
+    index = torch.where(i < 0, i + counts, i)
     if not structure.is_traced and index.device.type == "cpu":
-        wrong = (index < 0) | (index >= counts.unsqueeze(-1))
+        wrong = (index < 0) | (index >= counts)
         if bool(wrong.any()):
             raise IndexError(
                 f"index {int(i.expand_as(wrong)[wrong][0])} is out of bounds for dimension "
                 f"{x._ragged_dim} with size {structure.min_seqlen}"
             )
-    return begins.unsqueeze(-1) + index
+    return begins + index
+
+
+def row_numbers(x: NestedTensor, item: Tensor) -> Tensor:
+    """A list for the ragged dim as numbers; a mask must be as long as every component.
+
+    Raises:
+        IndexError: it is not; a list of floats.
+    """
+    structure = x._structure
+    item = item.to(structure.offsets.device)
+    if item.dtype not in (torch.bool, torch.uint8):
+        return _indices(item)
+    n, alike = item.shape[0], structure.seqlens == item.shape[0]
+    if item.dim() > 1:
+        raise errors.unsupported(
+            "getitem", f"a dense mask {tuple(item.shape)} over the ragged dim", "a mask of one dim",
+            "Pass a nested mask: x[mask].",
+        )  # fmt: skip
+    if structure.is_traced:
+        _compat.check_later(alike.all(), f"a mask of {n} entries over rows of other numbers")
+    elif not all(length == n for length in structure.host_lengths()):
+        raise IndexError(
+            f"The shape of the mask [{n}] at index {x._ragged_dim} does not match the lengths "
+            f"{errors._lengths_text(structure.host_lengths())} of {errors.describe(x)}"
+        )
+    return item.nonzero().squeeze(1)
+
+
+def _indices(item: Tensor) -> Tensor:
+    if item.is_floating_point() or item.is_complex():
+        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    return item.long()
 
 
 def pairs(x: NestedTensor, first: Tensor, second: Tensor) -> Tensor:
     """The rows of x[first, second], component by component."""
     structure = x._structure
     which = counted_from_front(as_numbers(first, structure), structure.batch_size, structure)
-    i = as_numbers(second, structure)
+    i = row_numbers(x, second)
     counts = structure.seqlens.long()[which]
     index = torch.where(i < 0, i + counts, i)
     if (
@@ -210,5 +238,17 @@ def pairs(x: NestedTensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def as_numbers(item: Tensor, structure: Structure) -> Tensor:
-    item = item.to(structure.offsets.device)
-    return item.nonzero().squeeze(1) if item.dtype is torch.bool else item.long()
+    """A list or mask of components as numbers.
+
+    Raises:
+        IndexError: a mask of another length; a list of floats.
+    """
+    item, batch = item.to(structure.offsets.device), structure.batch_size
+    if item.dtype not in (torch.bool, torch.uint8):
+        return _indices(item)
+    if item.dim() != 1 or item.shape[0] != batch:
+        raise IndexError(
+            f"The shape of the mask {list(item.shape)} at index 0 does not match the shape of the "
+            f"indexed tensor [{batch}, ...] at index 0"
+        )
+    return item.nonzero().squeeze(1)

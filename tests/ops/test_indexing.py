@@ -293,3 +293,97 @@ def test_len_iter_unpack() -> None:
     torch.testing.assert_close(c, components(x)[2])
     assert [tuple(p.shape) for p in x] == [(3, 4), (1, 4), (4, 4)]
     assert x.numel() == 32
+
+
+ROW_LISTS = {
+    "a list": [0, -1],
+    "a table": torch.tensor([[0, 1], [1, 0]]),
+    "one number in a list": torch.tensor([-1]),
+    "nothing": [],
+}
+FEATURE_LISTS = {
+    "all": (),
+    "one": (-1,),
+    "some": (slice(1, 3),),
+    "read together": ([1, 3],),
+    "a table": (torch.tensor([[0, 2], [3, 1]]),),
+}
+
+
+@pytest.mark.parametrize("rows", ROW_LISTS)
+@pytest.mark.parametrize("features", FEATURE_LISTS)
+@pytest.mark.parametrize("gaps", [False, True], ids=["packed", "gaps"])
+def test_lists_of_rows(rows, features, gaps) -> None:
+    """A list names the same rows of every component, and is read together with a list of features, as in dense."""
+    index = (slice(None), ROW_LISTS[rows], *FEATURE_LISTS[features])
+    if rows == "nothing" and features in ("read together", "a table"):
+        pytest.skip("two and no numbers do not meet")
+    values = torch.arange(40.0).view(10, 4).requires_grad_()
+    offsets, lengths = torch.tensor([1, 4, 8]), torch.tensor([3, 2])
+    if not gaps:
+        offsets, lengths, values = (
+            torch.tensor([0, 3, 5]),
+            None,
+            values[:5].detach().requires_grad_(),
+        )
+    x = njt.nested_tensor_from_jagged(values, offsets, lengths)
+    picked = x[index]
+    wanted = torch.cat([c.unsqueeze(0)[index] for c in x.unbind()])
+    assert torch.equal(picked, wanted)
+    cotangent = torch.randn_like(wanted)
+    got, loop = (torch.autograd.grad(y, values, cotangent)[0] for y in (picked, wanted))
+    assert torch.equal(got, loop)
+    # the same places are written
+    for value in (7.0, torch.randn_like(wanted)):
+        mine, theirs = x.detach().clone(), [c.detach().clone() for c in x.unbind()]
+        mine[index] = value
+        for i, c in enumerate(theirs):
+            c.unsqueeze(0)[index] = value if isinstance(value, float) else value[i : i + 1]
+        assert all(torch.equal(a, b) for a, b in zip(mine.unbind(), theirs, strict=True))
+
+
+def test_dense_masks_over_rows() -> None:
+    """As long as every component, or refused; never read as numbers."""
+    alike = njt.nested_tensor([torch.randn(3, 2), torch.randn(3, 2)])
+    mask = torch.tensor([True, False, True])
+    wanted = torch.stack([c[mask] for c in alike.unbind()])
+    assert torch.equal(alike[:, mask], wanted)
+    assert torch.equal(alike[:, mask.tolist()], wanted)
+    alike[:, mask] = 5.0
+    assert alike.values()[:, 0].eq(5).tolist() == mask.repeat(2).tolist()
+    other = njt.nested_tensor([torch.randn(3, 2), torch.randn(2, 2)])
+    for index in ((slice(None), mask), ([0, 1], mask), (torch.tensor([True]), torch.tensor([0]))):
+        with pytest.raises(IndexError, match="The shape of the mask"):
+            other[index]
+    with pytest.raises(IndexError, match="The shape of the mask"):
+        other[:, mask] = 1.0
+
+
+@pytest.mark.parametrize("index", [(slice(None), True), (torch.tensor(False),), True], ids=str)
+def test_truth_values_are_no_index(index) -> None:
+    """Dense torch makes a dim of them."""
+    x = njt.nested_tensor([torch.randn(3, 2), torch.randn(2, 2)])
+    with pytest.raises(NotImplementedError, match="a single truth value"):
+        x[index]
+
+
+def test_floats_are_no_index() -> None:
+    x = njt.nested_tensor([torch.randn(3, 2), torch.randn(2, 2)])
+    for item in (torch.tensor(1.5), torch.tensor([0.0, 1.0])):
+        for index in ((item,), (slice(None), item), (slice(None), slice(None), item)):
+            with pytest.raises(IndexError):
+                x[index]
+
+
+def test_assignment_with_a_new_dim() -> None:
+    values = torch.zeros(5, 2)
+    x = njt.nested_tensor_from_jagged(values, torch.tensor([0, 3, 5]))
+    x[:, None] = 3.0
+    assert values.eq(3).all()
+
+
+def test_assignment_to_no_rows() -> None:
+    values = torch.zeros(5, 2)
+    x = njt.nested_tensor_from_jagged(values, torch.tensor([0, 3, 5]))
+    x[[1, 0], 5:9] = torch.ones(2, 0, 2)
+    assert not values.any()
