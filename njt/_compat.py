@@ -202,10 +202,12 @@ class _RaggedNode(NestedIntNode):
             raise _no_number("mul", str(self))
         return _RaggedNode(self.t_id, self.coeff * other.constant_int())
 
-    @property
-    def expr(self) -> sympy.Symbol:
-        """Its name in the books of make_fx."""
-        return sympy.Symbol(str(self), integer=True, positive=True)
+    def __getattr__(self, name: str) -> Any:
+        """What torch asks of symbols, where it is not prepared for a plain ragged size."""
+        raise AttributeError(
+            f"{name}: got {self}, the size of a nested tensor's ragged dim. Expected a symbol. Use torch.compile or "
+            f"njt.export(module, args); make_fx takes nested tensors with tracing_mode='symbolic'."
+        )
 
 
 def _no_number(op: str, size: str) -> RuntimeError:
@@ -461,6 +463,15 @@ def unseen(make: Callable[[], _T]) -> _T:
 def proxy_tracing() -> bool:
     """Whether a graph is being recorded below us (AOTAutograd, make_fx, non-strict export)."""
     return _get_mode(_PROXY_MODE) is not None
+
+
+def unrecorded(size: Any) -> bool:
+    """Whether `size` is made of symbols that the graph being recorded can't name."""
+    mode = _get_mode(_PROXY_MODE)
+    if mode is None or not isinstance(size, torch.SymInt) or not size.node.is_symbolic():
+        return False
+    tracer = mode.tracer  # type: ignore[attr-defined]
+    return not size.node.expr.free_symbols <= tracer.sympy_expr_tracker.keys()
 
 
 def written_back(x: Tensor) -> bool:

@@ -162,6 +162,9 @@ class Structure:
 
     def _refresh(self) -> None:
         """Forgets what was read from offsets or lengths that have been written to since."""
+        if self.is_traced and (_compat.unrecorded(self._max) or _compat.unrecorded(self._min)):
+            # bounds of a nested input of make_fx, or of the base of one: no inputs of the graph
+            self._min = self._max = self._extent = None
         now = self._versions()
         if now != self._stamp:
             self._stamp = now

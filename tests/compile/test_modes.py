@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -141,12 +142,50 @@ def test_make_fx_leaves_plain_operators() -> None:
     def fn(values: Tensor, starts: Tensor) -> Tensor:
         return F.gelu(njt.nested_tensor_from_jagged(values, starts)).values()
 
-    graph = torch.fx.experimental.proxy_tensor.make_fx(fn, tracing_mode="symbolic")(
-        torch.randn(10, 8), offsets([3, 5, 2])
-    )
+    graph = make_fx(fn, tracing_mode="symbolic")(torch.randn(10, 8), offsets([3, 5, 2]))
     assert [n.target for n in graph.graph.nodes if n.op == "call_function"][:1] == [
         torch.ops.aten.gelu.default
     ]
+
+
+def test_make_fx_of_the_values_of_a_nested_tensor() -> None:
+    # a view, whose base make_fx describes with bounds that are no inputs of the graph
+    x = nested([3, 5, 2])
+    x.max_seqlen  # noqa: B018
+
+    def fn(values: Tensor, starts: Tensor) -> Tensor:
+        return F.softmax(njt.nested_tensor_from_jagged(values, starts), 1).values()
+
+    run = make_fx(fn, tracing_mode="symbolic")(x.values(), x.offsets())
+    y = nested([4, 1, 6, 2])
+    torch.testing.assert_close(run(y.values(), y.offsets()), F.softmax(y, 1).values())
+
+
+def test_make_fx_of_a_nested_tensor() -> None:
+    run = make_fx(F.gelu, tracing_mode="symbolic")(nested([3, 5, 2]))
+    y = nested([4, 1, 6, 2])
+    torch.testing.assert_close(run(y).values(), F.gelu(y).values())
+    for mode in ("real", "fake"):
+        with pytest.raises(AttributeError, match="tracing_mode='symbolic'"):
+            make_fx(nn.Linear(8, 8), tracing_mode=mode)(nested([3, 5, 2]))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_torchscript_is_refused() -> None:
+    for fn, args in (
+        (LINEAR, (nested([3, 5]),)),
+        (
+            lambda v, o: njt.nested_tensor_from_jagged(v, o).sum(1),
+            (torch.ones(8, 8), offsets([3, 5])),
+        ),
+    ):
+        with pytest.raises(NotImplementedError, match=r"torch.jit.trace\(\): got a nested tensor"):
+            torch.jit.trace(fn, args)
+
+
+def test_a_ragged_size_is_no_number() -> None:
+    with pytest.raises(RuntimeError, match=r"Use x\.max_seqlen"):
+        int(nested([3, 5]).shape[1])
 
 
 def test_a_compiled_training_step() -> None:
