@@ -286,7 +286,9 @@ def vector_norm(
     if ord == 1:
         return place.reduce(size, "sum").to(out_dtype)
     if ord == 2:
-        return _root(place.reduce(size * size, "sum")).to(out_dtype)
+        # without abs, whose square loses its second derivative at 0
+        squares = x.real * x.real + x.imag * x.imag if x.is_complex() else x * x
+        return _root(place.reduce(squares, "sum")).to(out_dtype)
     total = place.reduce(size**ord, "sum")
     zero = total == 0
     return torch.where(

@@ -454,3 +454,16 @@ def test_dtypes_that_dense_refuses(name: str) -> None:
         f(components(x)[0].unsqueeze(0))
     with pytest.raises(type(dense.value), match=f"got values of {dtype}"):
         f(x)
+
+
+def test_second_derivative_of_a_norm_at_zero() -> None:
+    """Of entries that are 0 in a component that is not."""
+    values = torch.randn(5, 3, dtype=torch.float64)
+    values[4, 1] = values[0, 0] = 0
+    values.requires_grad_()
+    offsets = torch.tensor([0, 2, 5])
+
+    def f(v: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(njt.nested_tensor_from_jagged(v, offsets), dim=1)
+
+    assert torch.autograd.gradgradcheck(f, values)
