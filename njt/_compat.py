@@ -880,6 +880,11 @@ def with_defaults(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*args, *(a.default_value for a in op._schema.arguments[len(args) :]))
 
 
+def is_view(x: Tensor) -> bool:
+    """Whether autograd knows `x` as a view of another tensor."""
+    return x._is_view()
+
+
 def is_transformed(x: Tensor) -> bool:
     """Whether `x` belongs to a transform of torch.func."""
     return _functorch.is_functorch_wrapped_tensor(x)

@@ -255,8 +255,11 @@ def _derivative(packed: Tensor, x: NestedTensor) -> NestedTensor:
 
 
 def _make_dual(x: Any, tangent: Any, **options: Any) -> NestedTensor:
-    inner = _like(tangent, x, "make_dual")
-    dual = _compat.make_dual(bridge.values(x), inner, **options)
+    inner, packed = _like(tangent, x, "make_dual"), bridge.values(x)
+    if (packed.is_conj(), packed.is_neg()) != (inner.is_conj(), inner.is_neg()):
+        # views of such a pair are an error inside of torch
+        inner, packed = (t.resolve_conj().resolve_neg() for t in (inner, packed))
+    dual = _compat.make_dual(packed, inner, **options)
     return NestedTensor(dual, x._structure, x._ragged_dim)
 
 

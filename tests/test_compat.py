@@ -108,6 +108,7 @@ PARTS = {
     "torch._C._functorch": "torch.func and forward mode over nested tensors",
     "torch._C._is_fwd_grad_enabled": "torch.func and forward mode over nested tensors",
     "torch.autograd.forward_ad._set_fwd_grad_enabled": "torch.func and forward mode over nested tensors",
+    "torch.Tensor._is_view": "torch.func and forward mode over nested tensors",
     "torch._VF": "torch.func and forward mode over nested tensors",
     "torch._VF._make_dual": "torch.func and forward mode over nested tensors",
     "torch._VF._unpack_dual": "torch.func and forward mode over nested tensors",

@@ -337,6 +337,40 @@ def test_derivatives_of_steps_can_be_read(step: Callable[[Tensor], Tensor], name
         assert (njt.to_padded_tensor(zeros + 1, 1.0) == 1).all()
 
 
+COMPLEX: dict[str, Callable[[Tensor], Tensor]] = {
+    "real": lambda x: x.real * 2,
+    "conj": lambda x: x.conj() * x,
+    "view of conj": lambda x: (x.conj().transpose(-1, -2) * 2).imag,
+    "sum of conj": lambda x: x.conj().sum(-2),
+    "cumprod": lambda x: x.cumprod(-2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers(name: str, layout: Layout) -> None:
+    """Forward mode by both doors and vjp, also of lazy conjugates, which torch wants alike in primal and tangent."""
+    fn, x = COMPLEX[name], sample(layout, (4,), torch.complex128)
+    tangent = torch.randn_like(x)
+    cotangent = torch.randn_like(fn(x))
+    parts, along = components(x.conj().resolve_conj()), components(tangent)
+    for primal in (x.conj(), x.conj().resolve_conj()):
+        pushed = func.jvp(fn, (primal,), (tangent,))[1]
+        with forward_ad.dual_level():
+            dual = fn(forward_ad.make_dual(primal, tangent))
+            _assert_parts(
+                "forward mode",
+                forward_ad.unpack_dual(dual).tangent,
+                _parts(pushed, len(x), True),
+                False,
+            )
+        wanted = [func.jvp(fn, (c[None],), (t[None],))[1] for c, t in zip(parts, along)]
+        _assert_parts("tangent", pushed, wanted, False)
+        cuts = zip(parts, _parts(cotangent, len(x), True))
+        pulled = [func.vjp(fn, c[None])[1](k)[0] for c, k in cuts]
+        _assert_parts("gradient", func.vjp(fn, primal)[1](cotangent)[0], pulled, False)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_jacobians_by_a_weight(layout: Layout) -> None:
     """jacrev, jacfwd and hessian where what they are taken by is dense, and vmap of grad."""

@@ -64,9 +64,12 @@ def _functions(
     def forward(ctx: Any, *args: Any) -> Any:
         *operands, (keyset, forward_mode) = args
         out = _compat.below_autograd(op, keyset, operands)
-        setup(_Saving(ctx) if forward_mode else ctx, tuple(operands), out)
-        if forward_mode:
-            ctx.size = _size(out)
+        if not forward_mode:
+            setup(ctx, tuple(operands), out)
+            return out
+        out = _own(out)
+        setup(_Saving(ctx), tuple(operands), out)
+        ctx.size = _size(out)
         return out
 
     def plain_backward(ctx: Any, *grads: Any) -> Any:
@@ -122,6 +125,13 @@ def _trailing(a: Tensor, dim: int | None, size: int) -> Tensor:
     if dim is None:
         return a.unsqueeze(-1).expand(*a.shape, size)
     return a.movedim(dim, -1)
+
+
+def _own(out: Any) -> Any:
+    """Results that are no views, which torch would want tangents of the very same strides for."""
+    if isinstance(out, tuple):
+        return tuple(map(_own, out))
+    return out.clone() if _compat.is_view(out) else out
 
 
 def _size(out: Any) -> tuple[Any, ...]:
