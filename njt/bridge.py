@@ -199,6 +199,17 @@ def unify(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args
 
 
+def unify_named(
+    func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`unify` of arguments that came by name as well; what is written to stays itself."""
+    names = [k for k, a in named.items() if isinstance(a, NestedTensor) and k != "out"]
+    if not names:
+        return unify(func, args), named
+    alike = unify(func, (*args, *(named[k] for k in names)))
+    return alike[: len(args)], {**named, **dict(zip(names, alike[len(args) :]))}
+
+
 def _unified(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     nested = [a for a in args if isinstance(a, NestedTensor)]
     first = nested[0]
@@ -224,6 +235,7 @@ def below(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 tensor._hooks["unify"] = unify
+tensor._hooks["unify_named"] = unify_named
 tensor._hooks["complex_values"] = values
 
 

@@ -233,7 +233,9 @@ class NestedTensor(_compat.BASE):  # type: ignore[misc]
             if _compat.fake_mode_active():
                 return _compat.traced(handler, args, kwargs or {})
             return handler(*args, **kwargs) if kwargs else handler(*args)
-        if len(args) > 1:
+        if kwargs:
+            args, kwargs = _hooks["unify_named"](func, args, kwargs)
+        elif len(args) > 1:
             args = _hooks["unify"](func, args)
         if kwargs is None:
             kwargs = {}

@@ -42,6 +42,10 @@ def _dense_rows(op: str, x: NestedTensor, a: Tensor, compact: bool) -> Tensor:
         raise errors.not_broadcastable(op, x, a, "its size in the ragged dim is not 1")
     if missing > 0 or a.shape[0] == 1:
         return a.squeeze(0) if missing == 0 else a
+    if x._structure.is_traced:
+        torch._check(a.shape[0] == x._structure.batch_size)
+    elif a.shape[0] != x._structure.batch_size:
+        raise errors.not_broadcastable(op, x, a, "the batch sizes differ")
     structure = x._structure.compact() if compact else x._structure
     rows = (bridge.compact_values(x) if compact else x._values).shape[r - 1]
     return segments.broadcast(
@@ -65,6 +69,14 @@ class ElementLoss:
         reduction = _reduction(given)
         nested = [a for a in given.values() if isinstance(a, NestedTensor)]
         x = max(nested, key=lambda a: a.dim())
+        lower = next((a for a in nested if a.dim() != x.dim()), None)
+        if lower is not None:
+            raise errors.bad_shape(
+                op,
+                f"{errors.describe(x)} and {errors.describe(lower)}",
+                "operands of one rank",
+                "Insert dims: x.unsqueeze(dim).",
+            )
         compact = x._structure.has_gaps
         given.update({k: _rows(op, x, a, compact) for k, a in given.items()})
         out = self.dense(**{**given, "reduction": reduction})

@@ -185,3 +185,13 @@ def test_other_lengths_are_refused() -> None:
     x = sample(USUAL)
     with pytest.raises(RuntimeError, match="equal lengths"):
         F.mse_loss(x, sample(BY_NAME["one component"]))
+
+
+def test_operands_that_do_not_fit() -> None:
+    """A batch or rank that dense refuses is not cut to size."""
+    x = njt.nested_tensor([torch.randn(2, 4), torch.randn(3, 4), torch.randn(1, 4)])
+    for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss):
+        with pytest.raises(RuntimeError, match="the batch sizes differ"):
+            loss(x, torch.randn(4, 1, 4))
+        with pytest.raises(RuntimeError, match="operands of one rank"):
+            loss(x, x.unsqueeze(2))

@@ -170,3 +170,27 @@ def test_saved_for_backward_then_written_raises() -> None:
     y.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         z.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, y: torch.clamp(x, min=y),
+        lambda x, y: torch.clamp(x, max=y, min=y - 1),
+        lambda x, y: torch.mul(input=x, other=y),
+        lambda x, y: torch.sub(x, other=y, alpha=2),
+    ],
+    ids=["clamp min", "clamp both", "all by name", "other"],
+)
+def test_operands_by_name_have_gradients(call) -> None:
+    """Of another structure with the same lengths, as by position."""
+    leaves = [torch.randn(n, 2, requires_grad=True) for n in (5, 7)]
+    x = njt.nested_tensor_from_jagged(leaves[0], torch.tensor([0, 2, 5]))
+    y = njt.nested_tensor_from_jagged(leaves[1], torch.tensor([1, 4, 7]), torch.tensor([2, 3]))
+    out = call(x, y)
+    loop = [call(a, b) for a, b in zip(x.unbind(), y.unbind())]
+    assert all(torch.equal(a, b) for a, b in zip(out.unbind(), loop, strict=True))
+    got = torch.autograd.grad((out * out).sum(), leaves)
+    wanted = torch.autograd.grad(torch.cat([a * a for a in loop]).sum(), leaves)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b)
