@@ -189,11 +189,20 @@ def ragged_size_of(source: Tensor) -> torch.SymInt:
     return size
 
 
+NO_NUMBER = -1  # a ragged size, and a stride made of it, where torch wants numbers for a text alone
+
+
 class _RaggedNode(NestedIntNode):
     """A ragged size that says so where a number is wanted."""
 
     def int_(self) -> int:
         """What `int(size)` comes to."""
+        raise _no_number("int", str(self))
+
+    def guard_int(self, file: str, line: int) -> int:
+        """What torch 2.14 asks where a gradient is added up, to see how the leaf lies in memory."""
+        if adding_up_a_gradient():
+            return NO_NUMBER
         raise _no_number("int", str(self))
 
     def mul(self, other: Any) -> Any:

@@ -24,7 +24,7 @@ _INF = float("inf")
 
 def _bounds(x: Tensor) -> tuple[float, float]:
     """The least and the greatest value of the dtype."""
-    if x.is_floating_point():
+    if x.is_floating_point() or x.is_complex():
         return -_INF, _INF
     if x.dtype is torch.bool:
         return 0, 1

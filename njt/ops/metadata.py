@@ -104,9 +104,6 @@ for _overload, _read in LINES.items():
     registry.declare(_overload, Field(_read))
 
 
-_NO_NUMBER = -1  # a ragged size, and a stride made of it
-
-
 @implements(aten.size.default, aten.stride.default)
 def _in_a_warning(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     """Sizes and strides as numbers, for one text: torch takes no nested gradient to lie in memory as its leaf does."""
@@ -114,11 +111,11 @@ def _in_a_warning(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
         raise errors.SizesAsNumbers(func)
     # it would slow down no optimizer of nested tensors, which only see values
     warnings.filterwarnings(
-        "ignore", rf"grad and param do not obey[^\[]*\[[^\]]*{_NO_NUMBER}", UserWarning
+        "ignore", rf"grad and param do not obey[^\[]*\[[^\]]*{_compat.NO_NUMBER}", UserWarning
     )
     x = args[0]
     found = x._size if func is aten.size.default else x._strides
-    return [n if isinstance(n, int) else _NO_NUMBER for n in found]
+    return [n if isinstance(n, int) else _compat.NO_NUMBER for n in found]
 
 
 @implements(aten._nested_get_values.default, aten.values.default)
