@@ -1,4 +1,4 @@
-"""Every case of tests/ops once more, under torch.func: vjp, jvp and jvp of vjp against the loop."""
+"""Every case of tests/ops once more, under torch.func: vjp, jvp, jvp of vjp and vmap against loops."""
 
 from __future__ import annotations
 
@@ -155,14 +155,53 @@ def check_transforms(
     close_operands("tangent of gradient", found, wanted)
 
 
+def check_vmap(
+    fn: Callable[..., Any],
+    x: Tensor,
+    *others: Any,
+    tolerance: tuple[float, float] | None = None,
+    **options: Any,
+) -> None:
+    """vmap over one feature dim more against a loop of ours. What dense torch does not map is passed over."""
+    plain = [o.tensor if isinstance(o, PerComponent) else o for o in others]
+    if not _floats(x) or not len(x):
+        return
+    both = torch.stack([x, x * 0.5 + 0.1], -1)
+    one = (-1, *[None] * len(plain))
+    try:
+        wanted = [reference._flat(fn(t, *plain)) for t in both.unbind(-1)]
+        first = [t[:1] if isinstance(o, PerComponent) else t for o, t in zip(others, plain)]
+        first = [components(t)[0][None] if _nested(t) else t for t in first]
+        func.vmap(fn, one, -1, randomness="same")(components(both)[0][None], *first)
+    except Exception:
+        return
+    try:
+        found = reference._flat(func.vmap(fn, one, -1, randomness="same")(both, *plain))
+    except RuntimeError as refusal:
+        # each would have lengths of its own
+        if "that vmap runs over" in str(refusal) or "dynamic shape" in str(refusal):
+            return
+        raise
+    for out, *parts in zip(found, *wanted, strict=True):
+        for mine, want in zip(out.unbind(-1), parts, strict=True):
+            pairs = zip(components(mine), components(want)) if want.is_nested else [(mine, want)]
+            for a, b in pairs:
+                reference._close("mapped", a, b, tolerance)
+
+
+def _nested(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.is_nested
+
+
+@pytest.mark.parametrize("check", [check_transforms, check_vmap])
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("module", "test", "case", "layout"), list(_grids()))
 def test_each_case(
-    module: Any, test: Any, case: Any, layout: Any, monkeypatch: pytest.MonkeyPatch
+    module: Any, test: Any, case: Any, layout: Any, check: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operator tests themselves, their oracle exchanged."""
     for home in (reference, module):
         if hasattr(home, "check_against_components"):
-            monkeypatch.setattr(home, "check_against_components", check_transforms)
+            monkeypatch.setattr(home, "check_against_components", check)
     test(case, layout)

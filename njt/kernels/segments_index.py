@@ -2,18 +2,24 @@
 
 Segment b of `total` packed rows is [offsets[b], offsets[b + 1]) or, with `lengths`,
 [offsets[b], offsets[b] + lengths[b]). Segments come in order and do not overlap; rows outside all of them are gaps.
-Imports torch only. No function reads a value back from a device, except where it says so.
+Imports torch and _compat only. No function reads a value back from a device, except where it says so.
 """
 
 import torch
 from torch import Tensor
+
+from njt import _compat
 
 __all__ = ["is_eager", "known_gapless", "positions", "row_index", "segment_ids", "segment_lengths"]
 
 
 def is_eager(x: Tensor) -> bool:
     """Whether `x` is an ordinary tensor with memory, so that a path which looks at its values is open."""
-    return type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    return (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and not _compat.is_transformed(x)
+    )
 
 
 def segment_lengths(offsets: Tensor, lengths: Tensor | None) -> Tensor:
